@@ -1,0 +1,129 @@
+"""What tests of every room share: an engine, a state directory of their own, trees to compare."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.trees import make_tree
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def _engine_answers() -> bool:
+    return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="session")
+def engine() -> None:
+    """A container engine; without one the test is skipped, in CI it fails."""
+    try:
+        answers = _engine_answers()
+    except FileNotFoundError:
+        answers = False
+    if not answers:
+        message = "no container engine answers: sandbox_images/engine says what is missing"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state directory of the test's own; every sandbox over it is ended afterwards."""
+    path = tmp_path / "state"
+    path.mkdir(mode=0o700)
+    monkeypatch.setenv("WORKBENCH_STATE", str(path))
+    yield path
+    for record in sorted(path.glob("workspaces/*/workspace.json")):
+        lower = record.parent / "lower"
+        for session in sorted(record.parent.glob("overlays/*")):
+            if lower.is_dir():
+                _stop(lower.resolve(), session.name)
+
+
+def _stop(workspace: Path, session: str) -> None:
+    command = [sys.executable, "-m", "workbench", "stop", "-w", str(workspace), "--session", session, "--quiet"]
+    subprocess.run(command, check=False, timeout=120, capture_output=True)
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """A small real git repository with files, an executable, a symlink, an empty file and a nested directory."""
+    path = tmp_path / "repo"
+    make_tree(path)
+    git = git_in(path)
+    git("init", "-q", "-b", "main")
+    git("add", "-A")
+    git("commit", "-q", "-m", "first")
+    return path
+
+
+def git_in(path: Path) -> Callable[..., str]:
+    """A function that runs git in a directory, with no configuration but its own."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_AUTHOR_NAME": "A",
+        "GIT_AUTHOR_EMAIL": "a@example.com",
+        "GIT_COMMITTER_NAME": "A",
+        "GIT_COMMITTER_EMAIL": "a@example.com",
+    }
+
+    def git(*arguments: str) -> str:
+        result = subprocess.run(
+            ["git", *arguments], cwd=path, env=environment, capture_output=True, text=True, check=True
+        )
+        return result.stdout
+
+    return git
+
+
+class Cli:
+    """The `workbench` command, run as a person's shell would."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.workspace = workspace
+
+    def __call__(
+        self, command: str, *arguments: str | bytes, code: int | None = 0, **options: object
+    ) -> subprocess.CompletedProcess[bytes]:
+        argv: list[str | bytes] = [sys.executable, "-m", "workbench", command, "-w", str(self.workspace), *arguments]
+        options = {"capture_output": True, "timeout": 240, "stdin": subprocess.DEVNULL, **options}
+        result = subprocess.run(argv, check=False, cwd=ROOT, **options)  # type: ignore[call-overload]
+        if code is not None:
+            assert result.returncode == code, (argv, result.returncode, result.stdout, result.stderr)
+        return result  # type: ignore[no-any-return]
+
+    def run(self, *argv: str | bytes, code: int | None = 0) -> subprocess.CompletedProcess[bytes]:
+        """A command in the sandbox."""
+        return self("exec", "--", *argv, code=code)
+
+    def sh(self, script: str, code: int | None = 0) -> subprocess.CompletedProcess[bytes]:
+        """A shell script in the sandbox."""
+        return self.run("sh", "-c", script, code=code)
+
+    def digest(self) -> str:
+        return self("diff", "--digest-only").stdout.decode().strip()
+
+    def commit(self, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[bytes]:
+        """Commit what stands there at this moment."""
+        return self("commit", "--digest", self.digest(), *arguments, code=code)
+
+
+@pytest.fixture
+def cli(engine: None, state: Path, repo: Path) -> Cli:
+    """The command on a fresh repository, with the docker backend."""
+    return Cli(repo)

@@ -1,0 +1,1 @@
+"""Git-backed snapshots of an overlay's upper layer."""

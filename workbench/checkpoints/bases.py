@@ -1,0 +1,327 @@
+"""Bases: what the lower layer held at each path of an upper layer when the overlay first departed from it.
+
+Nobody tells of a copy-up, and the person may have saved in between. So a base is taken from the lower layer as it is at the
+scan, and only believed where it can't have changed since before the mount: its ctime is older than the mount's epoch, and
+it's reached through the same directories. Nothing of a process's own sets a ctime back. Where nothing is there, the parent
+directory's ctime says since when.
+
+A path that is hidden (below a whiteout, an opaque directory, or anything that isn't a directory) gets its base when it's
+first hidden, and never later: what a person adds there afterwards, the overlay has never seen.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_module
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+
+from workbench.checkpoints import side_store
+from workbench.checkpoints.directories import Directories
+from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
+from workbench.checkpoints.scan import Sink
+from workbench.vfs import syscalls
+from workbench.vfs.local import LocalStorage
+from workbench.vfs.storage import Kind, Stat
+from workbench.vfs.upper import LocalUpper
+
+_WITH_CONTENT = (Kind.FILE, Kind.SYMLINK)
+
+
+def take_bases(
+    entries: Mapping[bytes, Entry],
+    upper: LocalUpper,
+    lower: LocalStorage,
+    sink: Sink,
+    *,
+    epoch_ns: int | None,
+    previous: Manifest | None = None,
+) -> dict[bytes, Base]:
+    """The bases of an upper layer's paths, and of every lower path that it hides, in bytewise order of path.
+
+    `entries` are those of `upper`, as of the scan just made. `epoch_ns` is the epoch of the earliest mount since the
+    previous scan, on the clock of the layers' filesystem; None where nothing was mounted (the lower is then taken as it
+    is), 0 where no new base can be known. Bases in `previous` are carried over, or dropped where nothing of the upper stands
+    at or above their path any more.
+
+    The content of a lower file goes into the sink where a file or symlink took its place, but not beyond
+    `side_store.LIMIT` bytes. Raises OSError of the sink's and the upper's; what of the lower can't be read is unknown.
+    """
+    with Directories(lower.root_fd) as directories, Directories(upper.root_fd) as upper_directories:
+        return _Bases(
+            entries, upper, upper_directories, lower, directories, sink, epoch_ns, previous or Manifest()
+        ).run()
+
+
+class _Place(Enum):
+    """What is known of the lower directory at a path: what stands below it can be looked up (`SAME`: the very directory
+    that the overlay saw), isn't there (`ABSENT`), or nobody knows (`UNKNOWN`)."""
+
+    SAME = "same"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+class _Bases:
+    def __init__(
+        self,
+        entries: Mapping[bytes, Entry],
+        upper: LocalUpper,
+        upper_directories: Directories,
+        lower: LocalStorage,
+        directories: Directories,
+        sink: Sink,
+        epoch_ns: int | None,
+        previous: Manifest,
+    ) -> None:
+        self._entries = entries
+        self._upper = upper
+        self._upper_directories = upper_directories
+        self._lower = lower
+        self._directories = directories
+        self._sink = sink
+        self._epoch_ns = epoch_ns
+        self._previous = previous
+        self._mounts = frozenset(lower.mount_points())
+        self._hiding = _hiding(entries)
+        self._was_hiding = _hiding(previous.entries)
+        self._places: dict[bytes, tuple[_Place, int]] = {}
+        self._bases: dict[bytes, Base] = {}
+
+    def run(self) -> dict[bytes, Base]:
+        for path, entry in self._entries.items():
+            if path not in self._bases:
+                self._bases[path] = self._of_entry(path, entry)
+            if self._hiding[path] and not _nearest(self._was_hiding, path) and not self._hidden_now(path):
+                self._hide_below(path)
+        for path, base in self._previous.bases.items():
+            if path not in self._bases and self._hidden_now(path):
+                self._bases[path] = base
+        return {path: self._bases[path] for path in sorted(self._bases)}
+
+    def _hidden_now(self, path: bytes) -> bool:
+        return bool(path) and _nearest(self._hiding, _parent(path))
+
+    def _hidden_before(self, path: bytes) -> bool:
+        return bool(path) and _nearest(self._was_hiding, _parent(path))
+
+    def _of_entry(self, path: bytes, entry: Entry) -> Base:
+        carried = self._previous.bases.get(path)
+        if carried is None:
+            if self._hidden_before(path):
+                return self._of_never_seen(path)
+            base = self._look(path)
+        else:
+            base = carried
+            if base.blob and not self._sink.has(base.blob):
+                base = replace(base, blob="")
+        if entry.kind in _WITH_CONTENT and base.kind in _WITH_CONTENT and not base.blob:
+            return self._with_content(base)
+        return base
+
+    def _of_never_seen(self, path: bytes) -> Base:
+        """The base of a path that has been hidden since before it was first written, and wasn't in the lower then."""
+        above = path
+        while above:
+            above = _parent(above)
+            base = self._previous.bases.get(above)
+            if base is not None:
+                unknown = base.certainty is Certainty.UNKNOWN
+                return Base(path, Certainty.UNKNOWN if unknown else Certainty.ABSENT)
+        return Base(path, Certainty.UNKNOWN)
+
+    def _hide_below(self, top: bytes) -> None:
+        """Take the bases of all that the lower has below a path that is hidden from now on."""
+        waiting = [top]
+        while waiting:
+            path = waiting.pop()
+            base = self._bases[path]
+            if base.certainty is not Certainty.KNOWN or base.kind is not Kind.DIR:
+                continue
+            place, inode = self._place(path)
+            if place is _Place.ABSENT:
+                continue
+            try:
+                names = sorted(os.fsencode(name) for name in os.listdir(self._open(path, place, inode)))
+            except OSError:
+                # What is in it can't be told, so neither can be what the overlay hides.
+                self._bases[path] = Base(path, Certainty.UNKNOWN)
+                continue
+            for name in names:
+                child = path + b"/" + name if path else name
+                entry = self._entries.get(child)
+                if entry is not None:
+                    self._bases[child] = self._of_entry(child, entry)
+                elif self._hidden_before(child):
+                    continue
+                else:
+                    self._bases[child] = self._previous.bases.get(child) or self._look(child)
+                if not _nearest(self._was_hiding, child):
+                    waiting.append(child)
+
+    def _look(self, path: bytes) -> Base:
+        """The base of a path as the lower has it now."""
+        unknown = Base(path, Certainty.UNKNOWN)
+        if self._epoch_ns == 0 or path in self._mounts:
+            return unknown
+        if path:
+            place, inode = self._place(_parent(path))
+            if place is not _Place.SAME:
+                return Base(path, Certainty.ABSENT) if place is _Place.ABSENT else unknown
+            try:
+                dir_fd = self._open(_parent(path), place, inode)
+                name = _name(path)
+                try:
+                    status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+                    handle = syscalls.file_handle(dir_fd, name)
+                except FileNotFoundError:
+                    return Base(path, Certainty.ABSENT) if self._settled(dir_fd) else unknown
+            except OSError:
+                return unknown
+        else:
+            status = os.fstat(self._lower.root_fd)
+            handle = syscalls.file_handle(self._lower.root_fd)
+        if not self._is_older(status.st_ctime_ns):
+            return unknown
+        found = Stat.of(status)
+        return Base(
+            path,
+            Certainty.KNOWN,
+            found.kind,
+            found.mode,
+            found.uid,
+            found.gid,
+            found.size,
+            found.mtime_ns,
+            found.ctime_ns,
+            found.inode,
+            handle,
+        )
+
+    def _with_content(self, base: Base) -> Base:
+        """The base with its blob, where the lower still has that very content and lets us read it."""
+        if base.certainty is not Certainty.KNOWN or base.size > side_store.LIMIT:
+            return base
+        try:
+            content = self._read(base)
+        except OSError:
+            return base
+        return base if content is None else replace(base, blob=self._sink.blob(content))
+
+    def _read(self, base: Base) -> bytes | None:
+        """The lower's content at a base's path, None where it isn't the base's any more."""
+        if base.kind is Kind.SYMLINK:
+            target = self._lower.readlink(base.path)
+            return target if _is_that(self._lower.stat(base.path), base) else None
+        with open(self._lower.open_file(base.path), "rb") as file:
+            if not _is_that(Stat.of(os.fstat(file.fileno())), base):
+                return None
+            content = file.read(base.size + 1)
+            return content if _is_that(Stat.of(os.fstat(file.fileno())), base) else None
+
+    def _place(self, path: bytes) -> tuple[_Place, int]:
+        """What is known of the lower directory at `path`, and its inode."""
+        chain = []
+        above = path
+        while above not in self._places:
+            chain.append(above)
+            if not above:
+                break
+            above = _parent(above)
+        for above in reversed(chain):
+            try:
+                self._places[above] = self._find_place(above)
+            except OSError:
+                self._places[above] = (_Place.UNKNOWN, 0)
+        return self._places[path]
+
+    def _find_place(self, path: bytes) -> tuple[_Place, int]:
+        if not path:
+            # Which directory the workspace is was made sure of by whoever opened it.
+            return _Place.SAME, os.fstat(self._lower.root_fd).st_ino
+        place, inode = self._places[_parent(path)]
+        if place is not _Place.SAME:
+            return place, 0
+        if path in self._mounts:
+            return _Place.UNKNOWN, 0
+        dir_fd = self._open(_parent(path), place, inode)
+        try:
+            status = os.stat(_name(path), dir_fd=dir_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return (_Place.ABSENT if self._settled(dir_fd) else _Place.UNKNOWN), 0
+        if not stat_module.S_ISDIR(status.st_mode):
+            return (_Place.ABSENT if self._is_older(status.st_ctime_ns) else _Place.UNKNOWN), 0
+        fd = self._directories.open(path)
+        status = os.fstat(fd)
+        expected = self._expected_handle(path) if self._epoch_ns is not None else b""
+        same = syscalls.file_handle(fd) == expected if expected else self._is_older(status.st_ctime_ns)
+        return (_Place.SAME if same else _Place.UNKNOWN), status.st_ino
+
+    def _expected_handle(self, path: bytes) -> bytes:
+        """The handle of the lower directory that the overlay merged at `path`, empty where nothing tells."""
+        entry = self._entries.get(path)
+        if entry is not None and entry.kind is Kind.DIR:
+            try:
+                origin = self._upper.origin_of(self._upper_directories.open(path))
+            except PermissionError:
+                origin = b""
+            if origin:
+                return origin
+        base = self._previous.bases.get(path)
+        if base is not None and base.certainty is Certainty.KNOWN and base.kind is Kind.DIR:
+            return base.handle
+        return b""
+
+    def _open(self, path: bytes, place: _Place, inode: int) -> int:
+        """The lower directory that was judged; OSError where another has taken its place since."""
+        if place is not _Place.SAME:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        fd = self._directories.open(path)
+        if os.fstat(fd).st_ino != inode:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return fd
+
+    def _settled(self, dir_fd: int) -> bool:
+        """Whether a directory has the names now that it had before the mount. Asked after the name was looked up."""
+        return self._is_older(os.fstat(dir_fd).st_ctime_ns)
+
+    def _is_older(self, ctime_ns: int) -> bool:
+        return self._epoch_ns is None or ctime_ns < self._epoch_ns
+
+
+def _hiding(entries: Mapping[bytes, Entry]) -> dict[bytes, bool]:
+    """Whether each entry hides all that the lower has below its path."""
+    hiding: dict[bytes, bool] = {}
+    for path in sorted(entries):
+        entry = entries[path]
+        above = bool(path) and hiding.get(_parent(path), False)
+        hiding[path] = above or entry.opaque or entry.kind is not Kind.DIR
+    return hiding
+
+
+def _nearest(hiding: Mapping[bytes, bool], path: bytes) -> bool:
+    """The answer of the entry at a path or, where there is none, of the nearest one above it."""
+    while path not in hiding:
+        if not path:
+            return False
+        path = _parent(path)
+    return hiding[path]
+
+
+def _is_that(stat: Stat, base: Base) -> bool:
+    return (
+        stat.inode == base.inode
+        and stat.ctime_ns == base.ctime_ns
+        and stat.mtime_ns == base.mtime_ns
+        and stat.size == base.size
+    )
+
+
+def _parent(path: bytes) -> bytes:
+    return path.rpartition(b"/")[0]
+
+
+def _name(path: bytes) -> bytes:
+    return path.rpartition(b"/")[2]

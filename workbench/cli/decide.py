@@ -1,0 +1,124 @@
+"""`commit` and `discard`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from workbench.cli import output
+from workbench.cli.look import print_left, print_stat
+from workbench.cli.options import (
+    Context,
+    ForceStopOption,
+    JsonOption,
+    QuietOption,
+    SessionOption,
+    WorkspaceOption,
+    run,
+    terminal_name,
+)
+from workbench.cli.report import commit_report, discard_report
+from workbench.errors import CommitError
+from workbench.workspace import Workspace
+
+
+def commit(
+    digest: Annotated[
+        str, typer.Option("--digest", metavar="DIGEST", help="Land exactly what was shown under this digest.")
+    ] = "",
+    allow_risky: Annotated[
+        bool, typer.Option("--allow-risky", help="Also land paths that make a host run code.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Answer questions with yes; it never stands for a digest.")] = False,
+    stop: ForceStopOption = False,
+    workspace: WorkspaceOption = None,
+    session: SessionOption = "default",
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Land what was shown in the real workspace: all of it or nothing.
+
+    Lands what --digest names, else what the last full `workbench diff` on this terminal showed. Without either it shows
+    a summary and asks; where it can't ask it refuses. What changed since stays in the overlay.
+    """
+    context = Context(workspace, session, json, quiet)
+    run(_commit, context, digest, allow_risky, yes, stop, context=context)
+
+
+async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, stop: bool) -> None:
+    async with context.open() as workspace:
+        digest = digest or await _shown_digest(workspace, yes=yes)
+        if not digest:
+            if context.json:
+                print(commit_report(None).model_dump_json())
+            else:
+                output.say("nothing to commit")
+            return
+        landed = await workspace.commit(digest, allow_risky=allow_risky, force=stop)
+    if context.json:
+        print(commit_report(landed).model_dump_json())
+        return
+    if context.quiet:
+        return
+    output.say(f"landed {output.count(len(landed.committed.landed), 'path')} as commit {landed.committed.commit_id}")
+    if landed.committed.weak:
+        output.say("this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed")
+    if landed.ended_processes:
+        output.say(f"ended {output.count(landed.ended_processes, 'process')} in the sandbox")
+    if landed.left.shown:
+        output.say(f"{output.count(len(landed.left.shown), 'later change')} stay in the overlay: workbench diff")
+    print_left(landed.left.left)
+
+
+async def _shown_digest(workspace: Workspace, *, yes: bool) -> str:
+    terminal = terminal_name()
+    last = workspace.shown.last(terminal) if terminal else None
+    if last is not None:
+        return last.digest
+    changes = await workspace.changes()
+    if not changes.changes:
+        return ""
+    if yes or not sys.stdin.isatty():
+        raise CommitError(
+            "Nobody has been shown what would land.",
+            code="digest_required",
+            hint="Look with `workbench diff`, then name the digest: workbench commit --digest "
+            "$(workbench diff --digest-only)",
+        )
+    print_stat(workspace, changes)
+    if not typer.confirm(f"Commit {output.count(len(changes.shown), 'change')} to the real workspace?", err=True):
+        raise typer.Exit(1)
+    return workspace.reviewed(changes, terminal)
+
+
+def discard(
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    stop: ForceStopOption = False,
+    replaced: Annotated[
+        bool, typer.Option("--replaced", help="Let go of the overlay of a directory that was replaced at this path.")
+    ] = False,
+    workspace: WorkspaceOption = None,
+    session: SessionOption = "default",
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Drop everything the overlay holds; a checkpoint of it is kept, the real workspace isn't touched."""
+    context = Context(workspace, session, json, quiet)
+    run(_discard, context, yes, stop, context=context)
+
+
+async def _discard(context: Context, yes: bool, stop: bool) -> None:
+    async with context.open() as workspace:
+        if not yes and sys.stdin.isatty():
+            changes = await workspace.changes()
+            if changes.shown and not typer.confirm(
+                f"Discard {output.count(len(changes.shown), 'change')}?", err=True
+            ):
+                raise typer.Exit(1)
+        discarded = await workspace.discard(force=stop)
+    if context.json:
+        print(discard_report(discarded).model_dump_json())
+    elif not context.quiet:
+        output.say(f"discarded {output.count(discarded.changes, 'change')}; checkpoint {discarded.checkpoint[:12]} keeps them")

@@ -1,0 +1,161 @@
+"""`doctor`: what was found here, what was picked and why, what to do where something is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+
+import anyio
+import typer
+
+from workbench.cli import output
+from workbench.cli.options import JsonOption, WorkspaceOption, failing, find_workspace
+from workbench.errors import SandboxError, WorkbenchError
+from workbench.mounting import SandboxOptions
+from workbench.protocol.reports import DoctorReport, FindingReport
+from workbench.sandbox import devcontainer, filesystems, images, namespace, probe
+from workbench.sandbox.advisories import known_holes
+from workbench.sandbox.backend import SandboxSpec
+from workbench.sandbox.engine import Engine, EngineInfo
+from workbench.state import StateDirectory
+from workbench.vfs.local import LocalStorage
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+_KNOBS = {
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": ("0", "AppArmor restricts unprivileged user namespaces"),
+    "/proc/sys/kernel/unprivileged_userns_clone": ("1", "unprivileged user namespaces are switched off"),
+}
+
+
+def doctor(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
+    """Say what was found (engine, kernel, filesystems, image), what was picked and why, and what to do."""
+    with failing(json):
+        report = anyio.run(_examine, find_workspace(workspace))
+    if json:
+        print(report.model_dump_json())
+    else:
+        _print(report)
+    if report.picked is None:
+        raise typer.Exit(1)
+
+
+async def _examine(root: bytes) -> DoctorReport:
+    state = StateDirectory.open()
+    findings = [FindingReport(topic="kernel", state=OK, finding=f"Linux {platform.release()}, {platform.machine()}")]
+    findings += _filesystems(state, root)
+    spec = _spec()
+    await _docker(state, spec, findings)
+    await _namespace(state, spec, findings)
+    wanted = SandboxOptions().backend
+    try:
+        picked = await probe.pick(os.environ.get("WORKBENCH_BACKEND") or wanted, spec, state.path)
+    except SandboxError as error:
+        return DoctorReport(picked=None, why=error.message, findings=tuple(findings))
+    why = f"{picked.why}. {picked.isolation}" if picked.isolation else picked.why
+    return DoctorReport(picked=picked.backend, why=why, findings=tuple(findings))
+
+
+def _filesystems(state: StateDirectory, root: bytes) -> Iterator[FindingReport]:
+    problem = filesystems.upper_problem(state.path)
+    found = f"{state.path} is on {filesystems.filesystem_name(state.path)}"
+    yield _finding("state directory", problem, found, "Set WORKBENCH_STATE to a directory on a local disk.")
+    shown = output.visible(root)
+    try:
+        problem = filesystems.lower_problem(root)
+        yield _finding("workspace", problem, f"{shown} is on {filesystems.filesystem_name(root)}", None)
+        with LocalStorage(root) as lower:
+            for point in lower.mount_points():
+                yield FindingReport(
+                    topic="workspace",
+                    state=WARNING,
+                    finding=f"{output.visible(point)} is a mount point: an empty directory in the sandbox",
+                )
+            if offered := devcontainer.offered(lower):
+                yield FindingReport(topic="image", state=OK, finding=offered)
+    except OSError as error:
+        yield FindingReport(topic="workspace", state=PROBLEM, finding=f"{shown} can't be read: {error.strerror}")
+
+
+def _spec() -> SandboxSpec:
+    uid, gid = os.geteuid(), os.getegid()
+    return SandboxSpec(backend="auto", image=images.DEFAULT, mounts=(), uid=uid or 65534, gid=gid or 65534)
+
+
+async def _docker(state: StateDirectory, spec: SandboxSpec, findings: list[FindingReport]) -> None:
+    try:
+        info = await anyio.to_thread.run_sync(lambda: Engine().facts())
+        findings += _engine(info)
+        result = await probe.probe_docker(spec, state.path, fresh=True)
+    except WorkbenchError as error:
+        findings.append(FindingReport(topic="docker", state=PROBLEM, finding=error.message, hint=error.hint))
+        return
+    findings += _probed(result)
+
+
+def _engine(info: EngineInfo) -> Iterator[FindingReport]:
+    kind = "Podman" if info.podman else "Docker"
+    modes = [word for word, on in (("rootless", info.rootless), ("userns-remap", info.userns_remap)) if on]
+    yield FindingReport(
+        topic="engine",
+        state=OK,
+        finding=f"{kind} {info.version} (API {info.api_version}{', ' if modes else ''}{', '.join(modes)}) at {info.socket}",
+    )
+    yield FindingReport(
+        topic="engine",
+        state=OK,
+        finding=f"storage driver {info.storage_driver}, cgroup v{info.cgroup_version} ({info.cgroup_driver}), "
+        f"runc {info.runc or 'unknown'}, security {', '.join(info.security_options) or 'none'}",
+    )
+    for limit, enforced in (("memory", info.memory_limit), ("process", info.pids_limit)):
+        if not enforced:
+            yield FindingReport(
+                topic="engine", state=WARNING, finding=f"the engine can't enforce {limit} limits: they aren't enforced"
+            )
+    for advisory in known_holes(info):
+        yield FindingReport(topic="engine", state=WARNING, finding=str(advisory), hint=None)
+
+
+async def _namespace(state: StateDirectory, spec: SandboxSpec, findings: list[FindingReport]) -> None:
+    if bwrap := shutil.which("bwrap"):
+        findings.append(FindingReport(topic="namespace", state=OK, finding=f"bubblewrap at {bwrap}"))
+    for path, (wanted, meaning) in _KNOBS.items():
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as stream:
+            if (value := stream.read().strip()) != wanted:
+                findings.append(
+                    FindingReport(topic="namespace", state=WARNING, finding=f"{meaning} ({path} is {value})")
+                )
+    result = await probe.probe_namespace(spec, state.path, fresh=True)
+    findings += _probed(result)
+    if result.ok:
+        findings.append(FindingReport(topic="namespace", state=OK, finding=namespace.lacks()))
+
+
+def _probed(result: probe.ProbeResult) -> Iterator[FindingReport]:
+    if not result.ok:
+        yield FindingReport(topic=result.backend, state=PROBLEM, finding=result.reason)
+        return
+    yield FindingReport(topic=result.backend, state=OK, finding="a whole cycle of mount, change and unmount went well")
+    for detail in result.details:
+        yield FindingReport(topic=result.backend, state=OK, finding=detail)
+
+
+def _finding(topic: str, problem: str, found: str, hint: str | None) -> FindingReport:
+    if problem:
+        return FindingReport(topic=topic, state=PROBLEM, finding=f"{found}: {problem}", hint=hint)
+    return FindingReport(topic=topic, state=OK, finding=found)
+
+
+def _print(report: DoctorReport) -> None:
+    marks = {OK: "ok", WARNING: "!!", PROBLEM: "XX"}
+    for finding in report.findings:
+        print(f"{marks[finding.state]}  {finding.topic:<16} {finding.finding}")
+        if finding.hint:
+            print(f"    {'':<16} {finding.hint}")
+    print()
+    if report.picked is None:
+        print(f"No sandbox can be started here: {report.why}")
+    else:
+        print(f"{output.bold('Picked')} {report.picked}: {report.why}")

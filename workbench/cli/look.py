@@ -1,0 +1,173 @@
+"""`status` and `diff`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from workbench.cli import output
+from workbench.cli.options import Context, JsonOption, QuietOption, SessionOption, WorkspaceOption, run, terminal_name
+from workbench.cli.report import diff_report, status_report
+from workbench.errors import OptionsError
+from workbench.review import diff as rendering
+from workbench.review.changeset import Change, ChangeSet, Left, LeftPath
+from workbench.vfs import paths
+from workbench.workspace import Workspace, WorkspaceStatus
+
+_LEFT_WORDS = {
+    Left.SCRATCH: "notes in the scratch directory",
+    Left.IGNORED: "ignored by the project's own rules",
+    Left.REPOSITORY: "part of a git repository",
+    Left.FIFO: "a FIFO",
+    Left.SOCKET: "a socket",
+    Left.MOUNT_POINT: "below a mount point",
+    Left.OMITTED: "too big or unreadable to keep",
+    Left.UNREADABLE: "not readable by you",
+}
+
+
+def status(
+    workspace: WorkspaceOption = None,
+    session: SessionOption = "default",
+    json: JsonOption = False,
+) -> None:
+    """What the overlay holds, what runs, and what to do next."""
+    context = Context(workspace, session, json)
+    run(_status, context, context=context)
+
+
+async def _status(context: Context) -> None:
+    async with context.open() as workspace:
+        found = await workspace.status()
+        if context.json:
+            print(status_report(workspace, found).model_dump_json())
+            return
+        _print_status(workspace, found)
+
+
+def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
+    changes = status.changes
+    print(f"{output.bold('workspace')}  {output.visible(workspace.root)}")
+    print(f"{output.bold('session')}    {workspace.session}")
+    print(f"{output.bold('sandbox')}    {_sandbox_words(status)}")
+    print(f"{output.bold('changes')}    {output.count(len(changes.shown), 'change')} to the real workspace, none landed yet")
+    print_left(changes.left)
+    for point in status.mount_points:
+        print(f"  {output.visible(point)} is a mount point: an empty directory in the sandbox, and nothing in it lands")
+    if status.lower_changed:
+        print("  The real workspace changed under the sandbox; its next command sees it as it is now.")
+    if status.conflicts:
+        print(f"{output.bold('conflicts')}  changed in the real workspace meanwhile, so these can't land:")
+        for path in status.conflicts:
+            print(f"  {output.visible(path)}")
+    print()
+    if not changes.changes:
+        print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
+    else:
+        print("Next: workbench diff                see the changes")
+        print("      workbench commit              land them, all or none")
+        print("      workbench discard             drop them")
+
+
+def _sandbox_words(status: WorkspaceStatus) -> str:
+    if not status.sandbox.backend:
+        return "none yet"
+    if not status.sandbox.running:
+        return f"{status.sandbox.backend}, stopped"
+    jobs = output.count(status.sandbox.jobs, "command") if status.sandbox.jobs else "idle"
+    return f"{status.sandbox.backend}, running ({jobs})"
+
+
+def diff(
+    only: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Show only these paths.")] = None,
+    stat: Annotated[bool, typer.Option("--stat", help="A line for each file.")] = False,
+    name_status: Annotated[bool, typer.Option("--name-status", help="Letter and name of each file.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 where there are changes.")] = False,
+    digest_only: Annotated[bool, typer.Option("--digest-only", help="Print only the digest, for a commit.")] = False,
+    workspace: WorkspaceOption = None,
+    session: SessionOption = "default",
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show what would change in the real workspace, as a patch in git's format.
+
+    The full diff is what a following `workbench commit` on this terminal lands.
+    """
+    context = Context(workspace, session, json, quiet)
+    form = "digest" if digest_only else "stat" if stat else "name-status" if name_status else "patch"
+    found = run(_diff, context, only or [], form, context=context)
+    if exit_code and found:
+        raise typer.Exit(1)
+
+
+async def _diff(context: Context, only: list[str], form: str) -> bool:
+    async with context.open() as workspace:
+        changes = await workspace.changes()
+        shown = [change for change in changes.shown if _is_wanted(change, only)]
+        full = form == "patch" and not only and not context.json
+        digest = workspace.reviewed(changes, terminal_name() if full else "")
+        if form == "digest":
+            print(digest)
+        elif context.json:
+            print(diff_report(workspace, changes, shown).model_dump_json())
+        elif form == "stat":
+            output.write_patch(rendering.stat(shown, workspace.lower, workspace.store))
+        elif form == "name-status":
+            output.write_patch(rendering.name_status(shown))
+        else:
+            _print_risks(shown)
+            output.write_patch(rendering.unified(shown, workspace.lower, workspace.store))
+            if not context.quiet:
+                _say_rest(changes)
+        return bool(shown)
+
+
+def _print_risks(shown: list[Change]) -> None:
+    for change in shown:
+        if change.risk:
+            output.say(f"RISKY {output.visible(change.path)}: {change.risk}")
+
+
+def _say_rest(changes: ChangeSet) -> None:
+    for change in changes.shown:
+        if change.new_executable:
+            output.say(f"executable now: {output.visible(change.path)}")
+        if change.drops_setid:
+            output.say(f"setuid or setgid stays behind: {output.visible(change.path)}")
+    print_left(changes.left)
+    if changes.changes:
+        output.say(f"digest {changes.digest[:16]}; `workbench commit` lands exactly this")
+
+
+def _is_wanted(change: Change, only: list[str]) -> bool:
+    """Named paths are relative to the workspace's root, as `diff` prints them."""
+    if not only:
+        return True
+    for name in only:
+        wanted = b"/".join(part for part in name.encode(errors="surrogateescape").split(b"/") if part not in (b"", b"."))
+        if b".." in wanted.split(b"/"):
+            raise OptionsError(f"{name!r} leads out of the workspace.", hint="Name paths relative to its root.")
+        if any(path == wanted or paths.is_below(path, wanted) for path, _, _ in change.steps()):
+            return True
+    return False
+
+
+def print_stat(workspace: Workspace, changes: ChangeSet) -> None:
+    """A summary of a change set, on stdout."""
+    _print_risks(list(changes.shown))
+    output.write_patch(rendering.stat(changes.shown, workspace.lower, workspace.store))
+    print_left(changes.left)
+
+
+def print_left(left: tuple[LeftPath, ...]) -> None:
+    """What stays in the overlay, a line for each reason, on stderr."""
+    for reason, words in _LEFT_WORDS.items():
+        found = [one for one in left if one.reason is reason]
+        if found:
+            names = ", ".join(output.visible(one.path) for one in found[:3]) + (", …" if len(found) > 3 else "")
+            output.say(f"stays in the overlay, {words}: {names} ({_entries(sum(one.count for one in found))})")
+
+
+def _entries(number: int) -> str:
+    return "1 entry" if number == 1 else f"{number:,} entries"

@@ -1,0 +1,63 @@
+"""The `workbench` command: its commands, and the status that it shows without one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from workbench import __version__
+from workbench.cli.decide import commit, discard
+from workbench.cli.doctor import doctor
+from workbench.cli.execute import execute, refresh, shell, stop
+from workbench.cli.images import images
+from workbench.cli.look import diff, status
+
+WORK, LOOK, DECIDE, OTHERS = "Work", "Look", "Decide", "Others"
+
+app = typer.Typer(
+    name="workbench",
+    help="Let an agent, or any command, work on a real directory without touching it.",
+    epilog="Start with: workbench exec -- COMMAND. Nothing of the directory changes before workbench commit.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+_PASS_ARGUMENTS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+
+app.command("exec", rich_help_panel=WORK, context_settings=_PASS_ARGUMENTS)(execute)
+app.command(rich_help_panel=WORK)(shell)
+app.command(rich_help_panel=WORK)(refresh)
+app.command(rich_help_panel=WORK)(stop)
+app.command(rich_help_panel=LOOK)(status)
+app.command(rich_help_panel=LOOK)(diff)
+app.command(rich_help_panel=LOOK)(doctor)
+app.command(rich_help_panel=DECIDE)(commit)
+app.command(rich_help_panel=DECIDE)(discard)
+app.add_typer(images, name="images", rich_help_panel=OTHERS)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"workbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Let an agent, or any command, work on a real directory without touching it.
+
+    Everything it does lands in a copy-on-write overlay. Look at it with `diff`, land it with `commit`, or `discard` it.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(status, workspace=None, session="default", json=False)
+
+
+def main() -> None:
+    """The entry point of the `workbench` command."""
+    app()

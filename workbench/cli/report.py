@@ -1,0 +1,126 @@
+"""From what the workbench knows to what `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workbench.protocol.commands import CommandResult
+from workbench.protocol.reports import (
+    ChangeReport,
+    CommitReport,
+    DiffReport,
+    DiscardReport,
+    ExecReport,
+    LeftReport,
+    PathReport,
+    SandboxReport,
+    StatusReport,
+    text,
+)
+from workbench.review import diff
+from workbench.review.changeset import Change, ChangeSet, Left, LeftPath, State
+from workbench.vfs.storage import Kind
+from workbench.workspace import Discarded, Landed, Workspace, WorkspaceStatus
+
+_TYPE_BITS = {Kind.FILE: 0o100000, Kind.SYMLINK: 0o120000, Kind.DIR: 0o040000}
+
+
+def status_report(workspace: Workspace, status: WorkspaceStatus) -> StatusReport:
+    """The report of `workbench status`."""
+    return StatusReport(
+        workspace=workspace.root.decode(errors="replace"),
+        session=workspace.session,
+        digest=status.digest,
+        changes=len(status.changes.shown),
+        sandbox=SandboxReport(
+            backend=status.sandbox.backend,
+            state="running" if status.sandbox.running else "stopped",
+            jobs=status.sandbox.jobs,
+        ),
+        conflicts=_paths(status.conflicts),
+        lower_changed=status.lower_changed,
+        scratch=_counted(status.changes, Left.SCRATCH),
+        ignored=_counted(status.changes, Left.IGNORED),
+        mount_points=_paths(status.mount_points),
+    )
+
+
+def diff_report(workspace: Workspace, changes: ChangeSet, shown: Iterable[Change]) -> DiffReport:
+    """The report of `workbench diff`: the digest of the whole change set, and the changes that were asked for."""
+    return DiffReport(
+        digest=changes.digest,
+        changes=tuple(_change(workspace, change) for change in shown),
+        left=_left(changes.left),
+    )
+
+
+def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
+    """The report of `workbench commit`; None is a commit with nothing to land."""
+    if landed is None:
+        return CommitReport(commit_id=None, digest=digest, landed=(), left=())
+    return CommitReport(
+        commit_id=landed.committed.commit_id,
+        digest=landed.committed.digest,
+        landed=_paths(landed.committed.landed),
+        left=_left(landed.left.left),
+        ended_processes=landed.ended_processes,
+        weak=landed.committed.weak,
+    )
+
+
+def discard_report(discarded: Discarded) -> DiscardReport:
+    """The report of `workbench discard`."""
+    return DiscardReport(
+        discarded=discarded.changes, checkpoint=discarded.checkpoint, ended_processes=discarded.ended_processes
+    )
+
+
+def exec_report(result: CommandResult, changes: int | None) -> ExecReport:
+    """The report of `workbench exec`."""
+    return ExecReport(
+        exit_code=result.exit_code,
+        signal=result.signal or None,
+        timed_out=result.timed_out,
+        duration_ms=result.duration_ms,
+        stdout=text(result.stdout),
+        stderr=text(result.stderr),
+        omitted_bytes=result.omitted_bytes,
+        stopped_processes=result.stopped_processes,
+        out_of_memory=result.out_of_memory,
+        ended_by=result.ended_by or None,
+        changes=changes,
+    )
+
+
+def _change(workspace: Workspace, change: Change) -> ChangeReport:
+    named = PathReport.of(change.path)
+    return ChangeReport(
+        path=named.path,
+        path_bytes=named.path_bytes,
+        kind=change.kind.value,
+        old_mode=_mode(change.old),
+        new_mode=_mode(change.new),
+        binary=diff.is_binary(change, workspace.lower, workspace.store),
+        risk=change.risk or None,
+        renamed_from=PathReport.of(change.renamed_from) if change.renamed_from else None,
+    )
+
+
+def _mode(state: State | None) -> str | None:
+    return None if state is None else f"{_TYPE_BITS.get(state.kind, 0) | state.mode:06o}"
+
+
+def _paths(found: Iterable[bytes]) -> tuple[PathReport, ...]:
+    return tuple(PathReport.of(path) for path in found)
+
+
+def _left(left: Iterable[LeftPath]) -> tuple[LeftReport, ...]:
+    named = ((PathReport.of(one.path), one) for one in left)
+    return tuple(
+        LeftReport(path=path.path, path_bytes=path.path_bytes, reason=one.reason.value, count=one.count)
+        for path, one in named
+    )
+
+
+def _counted(changes: ChangeSet, reason: Left) -> int:
+    return sum(one.count for one in changes.left if one.reason is reason)

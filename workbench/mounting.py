@@ -1,0 +1,341 @@
+"""What happens around a mount of an overlay: preparing it, starting a sandbox over it, scanning its upper afterwards.
+
+Three things are kept true here. Every path's base is judged by the epoch of the mount it was first touched in, so what an
+earlier mount left is scanned before the next one. A repository is one unit: while any of it is in the upper, the real one
+must be as it was, else the upper's part is set aside (a checkpoint keeps it). And nobody writes the upper but the holder of
+the overlay's lock, with nothing mounted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from anyio import to_thread
+
+from workbench.checkpoints.manifest import Entry, Manifest
+from workbench.checkpoints.restore import pending, restore
+from workbench.checkpoints.store import Checkpoint, CheckpointStore
+from workbench.errors import OverlayError
+from workbench.protocol.records import MountRecord
+from workbench.review import repository
+from workbench.sandbox import images, leftovers
+from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
+from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.probe import pick
+from workbench.sandbox.targets import target_for
+from workbench.state import StateDirectory, WorkspaceDirectory
+from workbench.vfs.local import LocalStorage
+from workbench.vfs.session import OverlayDirectory, OverlayLock
+from workbench.vfs.storage import Kind
+
+Report = Callable[[str], None]
+
+# A step backwards of the real-time clock that is smaller than this is its ordinary discipline, not a step.
+_CLOCK_SLACK_NS = 50_000_000
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """How a sandbox is made.
+
+    `backend` is `auto`, `docker` or `namespace`; what a session had first stays, unless it is named. `image` empty is the
+    session's, else the default one. `environment` is added to what commands get. `idle_seconds` is how long a sandbox
+    without commands stays.
+    """
+
+    backend: str = "auto"
+    image: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    limits: Limits = Limits()
+    idle_seconds: float = 600
+    runtime: str = ""
+
+
+class Mounting:
+    """The mounts of one overlay."""
+
+    def __init__(
+        self,
+        state: StateDirectory,
+        directory: WorkspaceDirectory,
+        overlay: OverlayDirectory,
+        store: CheckpointStore,
+        lower: LocalStorage,
+        options: SandboxOptions,
+    ) -> None:
+        self._state = state
+        self._directory = directory
+        self._overlay = overlay
+        self._store = store
+        self._lower = lower
+        self._options = options
+
+    # Starting
+
+    async def start(self, report: Report, before: Callable[[], None]) -> KeeperClient:
+        """A sandbox over the overlay, started unless another process has just done so.
+
+        `before` runs under the lock, before anything is mounted. Raises SandboxError, OverlayError (overlay_busy),
+        CheckpointError.
+        """
+        spec = await self._picked(report)
+        lock = await self._lock_or_none(timeout=30.0)
+        if lock is None:
+            client = await KeeperClient.connect(self._overlay.path)
+            if client is None:
+                raise OverlayError(
+                    f"The session's overlay at {self._overlay.path} is in use by another process.",
+                    code="overlay_busy",
+                    hint="Wait for the other command to end, then try again.",
+                )
+            return client
+        try:
+            await to_thread.run_sync(self._prepare, spec, report, before)
+            return await KeeperClient.start(self._overlay, spec, lock, report)
+        finally:
+            lock.close()
+
+    async def _lock_or_none(self, timeout: float) -> OverlayLock | None:
+        """The overlay's lock, or None as soon as a keeper answers (it holds the lock for as long as it lives)."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(OverlayError):
+                return await to_thread.run_sync(self._overlay.take_lock, 0.2)
+            client = await KeeperClient.connect(self._overlay.path)
+            if client is not None:
+                await client.aclose()
+                return None
+            if time.monotonic() >= deadline:
+                return None
+
+    async def _picked(self, report: Report) -> SandboxSpec:
+        """What to start, with the backend that works here."""
+        record = self._overlay.record()
+        preference = self._options.backend
+        if preference == "auto" and record.backend:
+            preference = record.backend
+        image = images.reference(self._options.image or record.image)
+        spec = await to_thread.run_sync(self._spec, image)
+        picked = await pick(preference, spec, self._state.path, report)
+        if picked.backend != "docker":
+            report(f"using the {picked.backend} backend ({picked.why}). {picked.isolation}")
+        return replace(spec, backend=picked.backend, image=picked.image)
+
+    def _spec(self, image: str) -> SandboxSpec:
+        mounts = [self._workspace_mount(image)]
+        if common := repository.common_directory(self._directory.root, self._lower):
+            mounts.append(self._git_mount(common))
+        uid, gid, groups = _who(self._directory.root)
+        return SandboxSpec(
+            backend="auto",
+            image=image,
+            mounts=tuple(mounts),
+            uid=uid,
+            gid=gid,
+            groups=groups,
+            environment=self._environment(),
+            limits=self._options.limits,
+            labels={leftovers.STATE_LABEL: self._state.id, leftovers.OVERLAY_LABEL: self._overlay.path},
+            idle_seconds=self._options.idle_seconds,
+            runtime=self._options.runtime,
+        )
+
+    def _workspace_mount(self, image: str) -> OverlayMount:
+        target = target_for(self._directory.root, image)
+        return OverlayMount(self._directory.lower_link, self._overlay.upper_path, self._overlay.work_path, target)
+
+    def _git_mount(self, common: bytes) -> OverlayMount:
+        """The common git directory of a linked worktree, as an overlay of its own beside the workspace's."""
+        git = self._git_overlay()
+        link = os.path.join(git.path, "lower")
+        if not os.path.lexists(link):
+            os.symlink(common, os.fsencode(link))
+        return OverlayMount(link, git.upper_path, git.work_path, os.fsdecode(common))
+
+    def _git_overlay(self) -> OverlayDirectory:
+        return OverlayDirectory.create(os.path.join(self._overlay.path, "git"), session="git")
+
+    def _environment(self) -> dict[str, str]:
+        passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        # Without GIT_OPTIONAL_LOCKS=0 every `git status` inside would copy the index up.
+        fixed = {"PATH": _PATH, "HOME": "/home/workbench", "USER": "workbench", "GIT_OPTIONAL_LOCKS": "0"}
+        return {"LANG": "C.UTF-8", **passed, **fixed, **self._options.environment}
+
+    def _prepare(self, spec: SandboxSpec, report: Report, before: Callable[[], None]) -> None:
+        """Bring the upper to where a mount may begin; the lock is held."""
+        self.unmount_leftovers()
+        before()
+        if spec.backend == "docker":
+            leftovers.sweep(self._state.path, self._state.id)
+        if self._overlay.record().mounts:
+            self.take(f"mount-{uuid.uuid4().hex}", "before a mount", offline=True)
+        self._overlay.adopt_root(self._lower)
+        self._agree_on_repository(report)
+        self._overlay.save(
+            self._overlay.record().model_copy(update={"backend": spec.backend, "image": spec.image})
+        )
+        self.clear_lower_changed()
+
+    def _agree_on_repository(self, report: Report) -> None:
+        """Set the upper's part of the repository aside where the real one has moved on since it was copied up."""
+        record = self._overlay.record()
+        fingerprint = repository.fingerprint(self._lower)
+        latest = self._store.latest(record.session)
+        if latest is not None and record.git_fingerprint not in ("", fingerprint):
+            kept = self.without_repositories(latest.manifest)
+            if len(kept.entries) != len(latest.manifest.entries):
+                self.replace_upper(kept, "the real repository moved on")
+                report(
+                    "the real repository changed since, so what commands did to its .git in the overlay was set aside "
+                    f"(checkpoint {latest.commit[:12]} keeps it)"
+                )
+        self._overlay.save(self._overlay.record().model_copy(update={"git_fingerprint": fingerprint}))
+
+    # Scanning and writing the upper
+
+    def take(self, message_id: str, label: str, *, offline: bool, previous: Manifest | None = None) -> Checkpoint:
+        """Keep the upper as a checkpoint.
+
+        `offline` says that the caller holds the lock and nothing is mounted; what mounts left to judge by is then done
+        with. Otherwise the sandbox is frozen. Raises CheckpointError.
+        """
+        record = self._overlay.record()
+        with self._overlay.upper() as upper:
+            checkpoint = self._store.take(
+                record.session,
+                upper,
+                self._lower,
+                message_id=message_id,
+                label=label,
+                epoch_ns=epoch(record.mounts),
+                previous=previous,
+                offline=offline,
+            )
+        if offline and record.mounts:
+            self._overlay.save(record.model_copy(update={"mounts": ()}))
+        return checkpoint
+
+    def replace_upper(self, target: Manifest, label: str) -> Checkpoint:
+        """Make the upper equal to `target`, and keep that as a checkpoint; the lock is held, nothing is mounted.
+
+        Raises CheckpointError.
+        """
+        with self._overlay.upper() as upper:
+            restored = restore(self._overlay.upper_path, upper, target, self._store)
+        return self.take(f"upper-{uuid.uuid4().hex}", label, offline=True, previous=restored)
+
+    @property
+    def is_restore_pending(self) -> bool:
+        """Whether a process died on the way of making the upper equal to a manifest."""
+        return pending(self._overlay.upper_path) is not None
+
+    def complete(self) -> None:
+        """Bring such a restore to its end; the lock is held, nothing is mounted. As `replace_upper`."""
+        target = pending(self._overlay.upper_path)
+        if target is not None:
+            self.replace_upper(target, "after a crash")
+
+    def empty(self) -> None:
+        """Make the upper, and that of a linked worktree's git directory, hold nothing. As `replace_upper`."""
+        record = self._overlay.record()
+        with self._overlay.upper() as upper:
+            root = os.fstat(upper.root_fd)
+        entry = Entry(b"", Kind.DIR, root.st_mode & 0o7777, root.st_uid, root.st_gid, 0, root.st_mtime_ns, 0, 0)
+        self.replace_upper(Manifest({b"": entry}), "discarded")
+        self._overlay.save(self._overlay.record().model_copy(update={"root_mode": None, "git_fingerprint": ""}))
+        self._overlay.adopt_root(self._lower)
+
+    def without_repositories(self, manifest: Manifest) -> Manifest:
+        """What is left of an upper without its part of the real repositories."""
+        return repository.without_repositories(manifest, self._lower)
+
+    # Locks and leftovers
+
+    @asynccontextmanager
+    async def offline(self, timeout: float) -> AsyncIterator[None]:
+        """Hold the overlay's lock, with nothing mounted. Raises OverlayError (overlay_busy), SandboxError."""
+        lock = await to_thread.run_sync(self._overlay.take_lock, timeout)
+        try:
+            await to_thread.run_sync(self.unmount_leftovers)
+            yield
+        finally:
+            lock.close()
+
+    def unmount_leftovers(self) -> None:
+        """Remove whatever a killed keeper left mounted; the lock is held. Raises SandboxError where it can't."""
+        record = self._overlay.record()
+        for mount in record.mounts:
+            leftovers.ensure_unmounted(mount)
+
+    # A lower that changed under a mount
+
+    @property
+    def lower_changed(self) -> bool:
+        """Whether the real workspace is known to have changed since the overlay was last mounted."""
+        return os.path.exists(_marker(self._overlay.path))
+
+    def clear_lower_changed(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_marker(self._overlay.path))
+
+    @staticmethod
+    def mark_lower_changed(overlay_path: str) -> None:
+        """Say that the real workspace changed under this overlay, mounted or not."""
+        with open(_marker(overlay_path), "wb"):
+            pass
+
+
+def epoch(mounts: tuple[MountRecord, ...]) -> int | None:
+    """The epoch that a scan judges new paths by: the earliest of its mounts, 0 where one isn't known, None without any.
+
+    A mount of another boot, or before a step backwards of the clock, has no epoch that could be trusted.
+    """
+    if not mounts:
+        return None
+    boot, offset = boot_id(), clock_offset_ns()
+    for mount in mounts:
+        if mount.boot_id != boot or offset < mount.clock_offset_ns - _CLOCK_SLACK_NS:
+            return 0
+    return min(mount.epoch_ns for mount in mounts)
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+        return stream.read().strip()
+
+
+def clock_offset_ns() -> int:
+    """The real-time clock less the boot-time clock: constant but for steps of the former."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def _marker(overlay_path: str) -> str:
+    return os.path.join(overlay_path, "lower-changed")
+
+
+def _who(root: bytes) -> tuple[int, int, tuple[int, ...]]:
+    """The user, group and supplementary groups commands run as: the caller's, or the workspace owner's for root.
+
+    Never in root's group or docker's, which would be as good as root outside.
+    """
+    uid, gid, groups = os.geteuid(), os.getegid(), os.getgroups()
+    if uid == 0:
+        found = os.stat(root, follow_symlinks=False)
+        uid, gid, groups = found.st_uid, found.st_gid, []
+        with contextlib.suppress(KeyError):
+            groups = os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    refused = {0, gid}
+    with contextlib.suppress(KeyError):
+        refused.add(grp.getgrnam("docker").gr_gid)
+    return uid, gid, tuple(sorted(set(groups) - refused))

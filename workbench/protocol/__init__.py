@@ -1,0 +1,1 @@
+"""Models that cross a boundary: the wire, the disk, the command line's JSON."""

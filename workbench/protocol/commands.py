@@ -1,0 +1,53 @@
+"""A command to run in the sandbox, and what became of it.
+
+Plain dataclasses over the standard library's JSON, not pydantic models: they stand on the path of a warm command, where
+an import of 40 ms would cost more than the command, and their strings carry undecodable bytes as lone surrogates
+(`os.fsdecode`), which pydantic's JSON refuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run.
+
+    `argv` and `cwd` are strings as of `os.fsdecode`; `cwd` is a path inside the sandbox, the workspace's own where it is
+    empty. `environment` is laid over the sandbox's own. `timeout_ms` 0 is none. `output_limit` bounds, in bytes, what is
+    kept of each output stream: the first and the last half are kept, and what lies between is counted; 0 streams
+    everything as it comes and keeps nothing. With `tty` there is one output stream, `stdout`. `stdin` False closes it.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    tty: bool = False
+    rows: int = 24
+    columns: int = 80
+    stdin: bool = False
+    timeout_ms: int = 0
+    output_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended.
+
+    `exit_code` is the command's own, 128 + n where signal n killed it (`signal` then names it, such as `SIGKILL`).
+    `stdout` and `stderr` are what `output_limit` let through, empty where it was 0. `omitted_bytes` counts both streams.
+    `stopped_processes` counts what the command had left running and was killed with it. `ended_by` is empty, or what
+    ended the command from outside: `commit`, `discard`, `stop`, `cancel`, ….
+    """
+
+    exit_code: int
+    signal: str = ""
+    timed_out: bool = False
+    duration_ms: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    omitted_bytes: int = 0
+    stopped_processes: int = 0
+    out_of_memory: bool = False
+    ended_by: str = ""

@@ -1,0 +1,73 @@
+"""The JSON files of the state directory. Every one carries its version; fields are only ever added."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Frozen(BaseModel):
+    """An immutable model that ignores fields a later version may have added; bytes are URL-safe base64 in JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class WorkspaceRecord(Frozen):
+    """`workspace.json`: which real directory this is.
+
+    `root_bytes` is the path as bytes (base64 in JSON), `root` the same for people. `handle` is its file handle where the
+    filesystem has one; else `inode` and `birth_ns` identify it. Device numbers are never part of it: they change over
+    reboots.
+    """
+
+    version: int = 1
+    root: str
+    root_bytes: bytes
+    handle: bytes = b""
+    inode: int = 0
+    birth_ns: int = 0
+
+
+class MountRecord(Frozen):
+    """One mount of an overlay, since the last complete scan of its upper layer.
+
+    `name` is the engine's volume, or the namespace sandbox's own id. `epoch_ns` is the upper filesystem's clock one tick
+    after set-up, 0 while it isn't known. `clock_offset_ns` is the real-time clock less the boot-time clock at that
+    moment: where it has shrunk since, the clock was stepped back. `live` is False once it was seen to be unmounted: the
+    next scan still judges by its epoch.
+    """
+
+    name: str
+    backend: str
+    boot_id: str
+    epoch_ns: int = 0
+    clock_offset_ns: int = 0
+    live: bool = True
+
+
+class OverlayRecord(Frozen):
+    """`overlay.json`: what belongs to one overlay. Written only by whoever holds its lock.
+
+    `scratch` is the name of the scratch directory. `root_mode` is the mode that the upper layer's root was given from the
+    lower's, None before the first mount: where the upper's differs from it, the sandbox changed it. `git_fingerprint` is
+    that of the real repository when part of it was first copied up, empty where none is. `mounts` names everything that
+    may still be mounted, and the epochs that the next scan judges by.
+    """
+
+    version: int = 1
+    session: str
+    scratch: str = "_notes"
+    backend: str = ""
+    image: str = ""
+    root_mode: int | None = None
+    git_fingerprint: str = ""
+    mounts: tuple[MountRecord, ...] = ()
+
+
+class ShownRecord(Frozen):
+    """`shown/<digest>.json`: a change set that was shown; `terminal` names the terminal, empty where there was none."""
+
+    version: int = 1
+    digest: str
+    checkpoint: str
+    terminal: str = ""
+    shown_ns: int

@@ -1,0 +1,160 @@
+"""What the command line prints with `--json`. Fields are only ever added; `version` rises where one changes its meaning."""
+
+from __future__ import annotations
+
+import base64
+from workbench.protocol.records import Frozen
+
+
+class PathReport(Frozen):
+    """A path: as text, and where it isn't UTF-8 also as bytes (base64)."""
+
+    path: str
+    path_bytes: str | None = None
+
+    @classmethod
+    def of(cls, path: bytes) -> PathReport:
+        """Undecodable bytes are replaced in `path`."""
+        try:
+            return PathReport(path=path.decode())
+        except UnicodeDecodeError:
+            encoded = base64.b64encode(path).decode("ascii")
+            return PathReport(path=path.decode(errors="replace"), path_bytes=encoded)
+
+
+class SandboxReport(Frozen):
+    """`backend` is empty before the first command; `state` is `running` or `stopped`."""
+
+    backend: str
+    state: str
+    jobs: int = 0
+
+
+class StatusReport(Frozen):
+    """`workbench status --json`."""
+
+    version: int = 1
+    workspace: str
+    session: str
+    digest: str | None
+    changes: int
+    sandbox: SandboxReport
+    conflicts: tuple[PathReport, ...] = ()
+    lower_changed: bool = False
+    scratch: int = 0
+    ignored: int = 0
+    mount_points: tuple[PathReport, ...] = ()
+
+
+class ChangeReport(PathReport):
+    """One change; modes are octal strings of git's form (`100644`, `040000`), None where nothing stands."""
+
+    kind: str
+    old_mode: str | None
+    new_mode: str | None
+    binary: bool
+    risk: str | None
+    renamed_from: PathReport | None = None
+    hunks: tuple[dict[str, object], ...] = ()
+
+
+class LeftReport(PathReport):
+    """A changed path that stays in the overlay, why, and how many entries it stands for."""
+
+    reason: str
+    count: int
+
+
+class DiffReport(Frozen):
+    """`workbench diff --json`."""
+
+    version: int = 1
+    digest: str
+    changes: tuple[ChangeReport, ...]
+    left: tuple[LeftReport, ...] = ()
+
+
+class CommitReport(Frozen):
+    """`workbench commit --json`. `weak` says that the filesystem can't exchange two names, which leaves a window."""
+
+    version: int = 1
+    commit_id: str | None
+    digest: str
+    landed: tuple[PathReport, ...]
+    left: tuple[LeftReport, ...]
+    ended_processes: int = 0
+    weak: bool = False
+
+
+class DiscardReport(Frozen):
+    """`workbench discard --json`: the checkpoint that still holds what was discarded."""
+
+    version: int = 1
+    discarded: int
+    checkpoint: str
+    ended_processes: int = 0
+
+
+class ExecReport(Frozen):
+    """`workbench exec --json`. `exit_code_of` says whose it is: `command` or `workbench`."""
+
+    version: int = 1
+    exit_code: int
+    exit_code_of: str = "command"
+    signal: str | None
+    timed_out: bool
+    duration_ms: int
+    stdout: str
+    stderr: str
+    omitted_bytes: int
+    stopped_processes: int = 0
+    out_of_memory: bool = False
+    ended_by: str | None = None
+    changes: int | None = None
+
+
+class ErrorReport(Frozen):
+    """What any command prints with `--json` when it fails."""
+
+    version: int = 1
+    error: dict[str, str | None]
+
+
+def text(data: bytes) -> str:
+    """Output as text: undecodable bytes are replaced."""
+    return data.decode(errors="replace")
+
+
+class ImageReport(Frozen):
+    """One of our own images; `size` is in bytes, `current` says that it's of this version's recipe."""
+
+    name: str
+    reference: str
+    built: bool
+    size: int
+    current: bool
+
+
+class ImagesReport(Frozen):
+    """`workbench images list --json`."""
+
+    version: int = 1
+    images: tuple[ImageReport, ...]
+
+
+class FindingReport(Frozen):
+    """One line of `workbench doctor`: `state` is `ok`, `warning` or `problem`."""
+
+    topic: str
+    state: str
+    finding: str
+    hint: str | None = None
+
+
+class DoctorReport(Frozen):
+    """`workbench doctor --json`; `picked` is the backend that `auto` takes here, None where none works."""
+
+    version: int = 1
+    picked: str | None
+    why: str
+    findings: tuple[FindingReport, ...]

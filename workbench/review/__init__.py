@@ -1,0 +1,1 @@
+"""From a checkpoint to the real workspace: change set, diff, commit."""

@@ -1,0 +1,152 @@
+"""The plan of a commit: the fewest operations that turn the workspace into what was reviewed, in an order that works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from workbench.checkpoints.manifest import Base, Certainty
+from workbench.errors import CommitError, OptionsError
+from workbench.review.bases import Examination
+from workbench.review.changeset import State
+from workbench.review.journal import Action, Operation
+from workbench.review.names import is_git
+from workbench.vfs import paths
+from workbench.vfs.storage import Kind
+
+_SETID = 0o6000
+_LANDING_KINDS = (Kind.FILE, Kind.DIR, Kind.SYMLINK)
+_WRITABLE = 0o200
+_OWNER_ALL = 0o700
+
+
+def check_landable(examination: Examination, mount_points: Collection[bytes]) -> None:
+    """Refuse what never lands, whoever made the change set: the last line before the real workspace.
+
+    Raises CommitError (not_landable), which names the first such path.
+    """
+    for path, (old, new) in examination.steps.items():
+        why = _why_not(path, old, new, mount_points)
+        if why:
+            raise CommitError(
+                f"'{paths.display(path)}' can't land: {why}; nothing was applied.",
+                code="not_landable",
+                hint="Leave that path out of the commit.",
+            )
+    if examination.missing:
+        path = min(examination.missing)
+        raise CommitError(
+            f"The commit lacks '{paths.display(path)}', which other paths in it depend on; nothing was applied.",
+            code="not_landable",
+            hint="Commit that path as well.",
+        )
+
+
+def _why_not(path: bytes, old: State | None, new: State | None, mount_points: Collection[bytes]) -> str:
+    names = paths.parts(path)
+    if any(is_git(name) for name in names):
+        return "a repository never lands as files"
+    if any(path == mount or paths.is_below(path, mount) or paths.is_below(mount, path) for mount in mount_points):
+        return "another filesystem is mounted there"
+    if any(state is not None and state.kind not in _LANDING_KINDS for state in (old, new)):
+        return "only files, directories and symbolic links land"
+    if new is not None and new.kind is Kind.FILE and new.mode & _SETID:
+        return "setuid and setgid bits never land"
+    if new is not None and new.kind is not Kind.DIR and not new.blob:
+        return "its content wasn't kept"
+    return ""
+
+
+@dataclass(slots=True)
+class _Step:
+    action: Action
+    path: bytes
+    old: list[Base] = field(default_factory=list)
+    new: list[tuple[bytes, State]] = field(default_factory=list)
+    old_mode: int = 0
+    new_mode: int = 0
+
+
+def operations_of(examination: Examination) -> tuple[Operation, ...]:
+    """The operations for every step that isn't satisfied yet.
+
+    A tree that comes, goes or changes its kind is one operation. Directories are opened up first and closed last; new names
+    come before deletions. Raises OptionsError (invalid_options) for steps that contradict each other.
+    """
+    tops: dict[bytes, _Step] = {}
+    modes: list[_Step] = []
+    for path, (old, new) in examination.steps.items():
+        if path in examination.satisfied:
+            continue
+        base = examination.bases[path]
+        above = _nearest(tops, path)
+        if above is not None:
+            _join(above, path, base, old, new)
+        elif old is not None and new is not None and _is_mode_alone(old, new):
+            modes.append(_Step(Action.MODE, path, [base], [], base.mode, new.mode))
+        else:
+            action = Action.CREATE if old is None else Action.DELETE if new is None else Action.REPLACE
+            tops[path] = _Step(action, path, [] if old is None else [base], [] if new is None else [(path, new)])
+    if os.geteuid() != 0:
+        modes.extend(extra for step in tops.values() for extra in _made_movable(step))
+    return _numbered(tops, modes)
+
+
+def _nearest(tops: Mapping[bytes, _Step], path: bytes) -> _Step | None:
+    while path:
+        path = path.rpartition(b"/")[0]
+        if path in tops:
+            return tops[path]
+    return None
+
+
+def _join(top: _Step, path: bytes, base: Base, old: State | None, new: State | None) -> None:
+    """Let a step below a tree that comes or goes become part of it."""
+    comes = bool(top.new) and top.new[0][1].kind is Kind.DIR
+    goes = bool(top.old) and top.old[0].kind is Kind.DIR
+    if (old is not None and not goes) or (new is not None and not comes):
+        raise OptionsError(
+            f"The change of '{paths.display(path)}' contradicts the one of '{paths.display(top.path)}' above it."
+        )
+    if old is not None:
+        top.old.append(base)
+    if new is not None:
+        top.new.append((path, new))
+
+
+def _is_mode_alone(old: State, new: State) -> bool:
+    if old.kind is not new.kind or old.kind is Kind.SYMLINK:
+        return False
+    return old.kind is Kind.DIR or (bool(old.blob) and old.blob == new.blob)
+
+
+def _made_movable(step: _Step) -> list[_Step]:
+    """The mode changes around moving a directory that its owner may not write to, which only root can move as it is."""
+    extra = []
+    if step.old and step.old[0].kind is Kind.DIR and not step.old[0].mode & _WRITABLE:
+        base = step.old[0]
+        opened = base.mode | _OWNER_ALL
+        extra.append(_Step(Action.MODE, step.path, [base], [], base.mode, opened))
+        step.old[0] = replace(base, mode=opened)
+    if step.new and step.new[0][1].kind is Kind.DIR and not step.new[0][1].mode & _WRITABLE:
+        path, state = step.new[0]
+        opened = state.mode | _OWNER_ALL
+        made = Base(path, Certainty.KNOWN, Kind.DIR, opened)
+        extra.append(_Step(Action.MODE, path, [made], [], opened, state.mode))
+        step.new[0] = (path, replace(state, mode=opened))
+    return extra
+
+
+def _numbered(tops: Mapping[bytes, _Step], modes: list[_Step]) -> tuple[Operation, ...]:
+    def opens(step: _Step) -> bool:
+        return bool(step.new_mode & ~step.old_mode & _OWNER_ALL) and not step.old_mode & ~step.new_mode & _OWNER_ALL
+
+    opening = sorted((step for step in modes if opens(step)), key=lambda step: step.path)
+    closing = sorted((step for step in modes if not opens(step)), key=lambda step: step.path, reverse=True)
+    coming = sorted((step for step in tops.values() if step.action is not Action.DELETE), key=lambda step: step.path)
+    going = sorted((step for step in tops.values() if step.action is Action.DELETE), key=lambda step: step.path)
+    return tuple(
+        Operation(number, step.action, step.path, tuple(step.old), tuple(step.new), step.old_mode, step.new_mode)
+        for number, step in enumerate([*opening, *coming, *going, *closing])
+    )

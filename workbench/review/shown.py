@@ -1,0 +1,73 @@
+"""What was shown: which digest stands for which checkpoint, and on which terminal it was last seen.
+
+One small file a digest, `shown/<digest>.json` in the overlay's directory, written whenever a full change set is shown. A
+commit names a digest that is found here, or it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+
+from workbench.errors import CommitError
+from workbench.protocol.records import ShownRecord
+from workbench.vfs.statefile import read_json, write_json
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KEPT = 200
+
+
+class ShownDigests:
+    """The digests shown of one overlay."""
+
+    def __init__(self, overlay_path: str) -> None:
+        self._directory = os.path.join(overlay_path, "shown")
+
+    def add(self, digest: str, checkpoint: str, terminal: str) -> None:
+        """Note that `digest`, of `checkpoint`, was shown on `terminal` (empty where there was none)."""
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        write_json(
+            self._file(digest),
+            ShownRecord(digest=digest, checkpoint=checkpoint, terminal=terminal, shown_ns=time.time_ns()),
+        )
+        for record in self._newest_first()[_KEPT:]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._file(record.digest))
+
+    def find(self, digest: str) -> ShownRecord:
+        """Raises CommitError (digest_unknown) where it was never shown; a unique beginning of 8 or more digits is enough."""
+        if re.fullmatch(r"[0-9a-f]{8,64}", digest):
+            found = [record for record in self._newest_first() if record.digest.startswith(digest)]
+            if len(found) == 1:
+                return found[0]
+        raise CommitError(
+            f"The digest {digest!r} was never shown for this session.",
+            code="digest_unknown",
+            hint="Look at the changes with `workbench diff`, and commit the digest it names.",
+        )
+
+    def last(self, terminal: str | None = None) -> ShownRecord | None:
+        """The digest last shown on `terminal`, or anywhere where it's None."""
+        for record in self._newest_first():
+            if terminal is None or record.terminal == terminal:
+                return record
+        return None
+
+    def clear(self) -> None:
+        """Forget them all: what they stood for is landed or gone."""
+        for record in self._newest_first():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._file(record.digest))
+
+    def _file(self, digest: str) -> str:
+        return os.path.join(self._directory, f"{digest}.json")
+
+    def _newest_first(self) -> list[ShownRecord]:
+        records = []
+        for name in os.listdir(self._directory) if os.path.isdir(self._directory) else ():
+            if _DIGEST.fullmatch(name.removesuffix(".json")):
+                with contextlib.suppress(FileNotFoundError):
+                    records.append(read_json(os.path.join(self._directory, name), ShownRecord))
+        return sorted(records, key=lambda record: record.shown_ns, reverse=True)

@@ -1,0 +1,1 @@
+"""Running commands on an overlay: backends, the supervisor inside, the keeper outside."""

@@ -1,0 +1,79 @@
+"""What a backend is: something that mounts an overlay, starts the supervisor over it, and hands back its byte stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from anyio.abc import ByteStream
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayMount:
+    """One overlay: its layers on the host, as plain ASCII paths fit for a mount option, and where the sandbox sees it."""
+
+    lower: str
+    upper: str
+    work: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a sandbox may use: bytes, counts, and cores (0 is no limit). The tmpfs sizes count towards the memory."""
+
+    memory_bytes: int = 4 << 30
+    pids: int = 1024
+    cpus: float = 0
+    tmp_bytes: int = 1 << 30
+    home_bytes: int = 512 << 20
+    open_files: int = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """Everything that starting a sandbox takes; crosses to the keeper as JSON.
+
+    The first of `mounts` is the workspace, and its target the directory commands start in. `environment` is all that
+    PID 1 and commands get. `labels` go on every container and volume; among them `workbench.state` is the id of the state
+    directory, by which leftovers are told from another's, and `workbench.overlay` the overlay's directory, whose lock
+    tells whether they are leftovers.
+    """
+
+    backend: str
+    image: str
+    mounts: tuple[OverlayMount, ...]
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    limits: Limits = Limits()
+    labels: dict[str, str] = field(default_factory=dict)
+    idle_seconds: float = 600
+    runtime: str = ""
+
+
+class Backend(Protocol):
+    """One sandbox of one overlay. Not reusable: a new mount is a new backend with a fresh name."""
+
+    name: str
+    """Names the mount in `overlay.json`, so that whoever finds it there can remove it."""
+
+    kind: str
+    """`docker` or `namespace`."""
+
+    async def start(self, report: Callable[[str], None]) -> ByteStream:
+        """Mount, and start the supervisor; `report` hears what takes long, a sentence each.
+
+        Returns the supervisor's stream, before its hello was read. Raises SandboxError with nothing left mounted or
+        running.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """End everything and unmount; safe to call at any time, also after a failed start.
+
+        Returns only when nothing is mounted. Raises SandboxError (sandbox_failed) where that can't be reached.
+        """
+        ...

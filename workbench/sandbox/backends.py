@@ -1,0 +1,26 @@
+"""From a spec to its backend."""
+
+from __future__ import annotations
+
+from workbench.errors import SandboxError
+from workbench.sandbox.backend import Backend, SandboxSpec
+
+
+def make_backend(spec: SandboxSpec) -> Backend:
+    """Make the backend that a spec names; nothing is started.
+
+    Raises SandboxError (backend_unavailable) for a name that isn't one.
+    """
+    if spec.backend == "docker":
+        from workbench.sandbox.docker import DockerBackend
+
+        return DockerBackend(spec)
+    if spec.backend == "namespace":
+        from workbench.sandbox.namespace import NamespaceBackend
+
+        return NamespaceBackend(spec)
+    raise SandboxError(
+        f"There is no backend called {spec.backend!r}.",
+        code="backend_unavailable",
+        hint="Choose docker or namespace, or auto.",
+    )

@@ -1,0 +1,285 @@
+"""A client of a keeper: finds the warm sandbox of an overlay, or has one started.
+
+It stands on the path of every warm command, so it imports nothing heavy; what starts a sandbox is imported then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import SocketAttribute, UNIXSocketStream
+
+from workbench.errors import OverlayError, SandboxError
+from workbench.sandbox import frames, runtime
+from workbench.sandbox.connection import SupervisorConnection
+
+if TYPE_CHECKING:
+    from workbench.sandbox.backend import SandboxSpec
+    from workbench.vfs.session import OverlayDirectory, OverlayLock
+
+Report = Callable[[str], None]
+
+PROTOCOL = 1
+"""As `keeper.PROTOCOL`."""
+
+_GREETING_SECONDS = 10.0
+_ENSURE_SECONDS = 120.0
+_POLL_SECONDS = 0.02
+_LOG_LIMIT = 1 << 20
+_LOG_SHOWN = 2000
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A command that runs, or that a stop ended; `client` is the process that asked for it, 0 if that is gone."""
+
+    argv: tuple[str, ...]
+    tty: bool
+    client: int
+    running_ms: int
+    ended_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperInfo:
+    """What a keeper says of its sandbox; `name` is that of the mount in overlay.json, `jobs` counts `running`."""
+
+    protocol: int
+    pid: int
+    backend: str
+    name: str
+    image: str
+    targets: tuple[str, ...]
+    uptime_ms: int
+    clients: int
+    jobs: int
+    running: tuple[RunningJob, ...]
+
+
+class KeeperClient(SupervisorConnection):
+    """A connection to an overlay's keeper. Commands that it started end with it; the sandbox stays."""
+
+    def __init__(self, stream: UNIXSocketStream) -> None:
+        """Use `connect`, `start` or `ensure`."""
+        super().__init__(stream)
+        self._greeting: frames.Json | None = None
+
+    @classmethod
+    async def connect(cls, overlay_path: str) -> KeeperClient | None:
+        """Connect to the overlay's keeper; None where none answers.
+
+        One of another version is told to end, which is waited for. Raises SandboxError (keeper_failed) where what
+        listens isn't a keeper of the user's own or doesn't answer.
+        """
+        path = runtime.find_socket(overlay_path)
+        if path is None:
+            return None
+        try:
+            stream = await anyio.connect_unix(path)
+        except OSError:
+            return None
+        client = cls(stream)
+        try:
+            return await client._greet()
+        except BaseException:
+            await client.aclose()
+            raise
+
+    @classmethod
+    async def start(
+        cls, overlay: OverlayDirectory, spec: SandboxSpec, lock: OverlayLock, report: Report
+    ) -> KeeperClient:
+        """Start a keeper, which takes over `lock` (held by the caller, who closes it), and connect to it.
+
+        `report` hears what takes long, a sentence each. Raises SandboxError where the sandbox can't be started, and
+        then nothing is left of it.
+        """
+        await _start_keeper(overlay, spec, lock.fd, report)
+        client = await cls.connect(overlay.path)
+        if client is None:
+            raise SandboxError(
+                "The sandbox ended as soon as it had started.", code="keeper_failed", hint=_log_hint(overlay.path)
+            )
+        return client
+
+    @classmethod
+    async def ensure(cls, overlay: OverlayDirectory, spec: SandboxSpec, report: Report) -> KeeperClient:
+        """Connect to the overlay's keeper, started here unless there is one or another process is just starting it.
+
+        Raises as `start`, and OverlayError (overlay_busy) where another process has the overlay and no keeper comes up.
+        """
+        with anyio.move_on_after(_ENSURE_SECONDS):
+            while True:
+                client = await cls.connect(overlay.path)
+                if client is not None:
+                    return client
+                try:
+                    lock = overlay.take_lock()
+                except OverlayError:
+                    await anyio.sleep(_POLL_SECONDS)
+                    continue
+                try:
+                    return await cls.start(overlay, spec, lock, report)
+                finally:
+                    lock.close()
+        raise OverlayError(
+            f"The overlay at {overlay.path} is in use by another process.",
+            code="overlay_busy",
+            hint="Wait for it to end, then try again.",
+        )
+
+    async def info(self) -> KeeperInfo:
+        """What there is and what runs. Raises SandboxError (sandbox_lost)."""
+        content = await self._finish(await self._ask(frames.INFO))
+        running = tuple(_job(job) for job in frames.objects(content, "jobs", 1 << 16))
+        targets = content.get("targets")
+        return KeeperInfo(
+            protocol=frames.number(content, "protocol"),
+            pid=frames.number(content, "pid"),
+            backend=frames.text(content, "backend"),
+            name=frames.text(content, "name"),
+            image=frames.text(content, "image"),
+            targets=tuple(map(str, targets)) if isinstance(targets, list) else (),
+            uptime_ms=frames.number(content, "uptime_ms"),
+            clients=frames.number(content, "clients"),
+            jobs=len(running),
+            running=running,
+        )
+
+    async def stop(self, *, force: bool = False, reason: str = "stop") -> tuple[RunningJob, ...]:
+        """End every command (their results say `ended_by` `reason`) and the sandbox; returns which were ended.
+
+        When it returns nothing is mounted and the overlay's lock is free. Without `force` a command with a terminal is
+        left alone: SandboxError (sandbox_busy). Raises SandboxError where the sandbox can't be removed yet; its keeper
+        goes on trying and holds the lock until then.
+        """
+        return await self._stop({"force": force, "reason": reason})
+
+    async def _stop(self, content: frames.Json) -> tuple[RunningJob, ...]:
+        answer = await self._finish(await self._ask_json(frames.STOP, content))
+        return tuple(_job(job) for job in frames.objects(answer, "ended", 1 << 16))
+
+    async def _greet(self) -> KeeperClient | None:
+        peer = self._stream.extra(SocketAttribute.raw_socket)
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(credentials)[1] not in (os.geteuid(), 0):
+            raise SandboxError("What listens for this overlay is another user's process.", code="keeper_failed")
+        with anyio.move_on_after(_GREETING_SECONDS):
+            try:
+                await self.send(frames.encode_json(frames.GREET, 0, {"protocol": PROTOCOL}))
+                await self._until(lambda: self._greeting is not None)
+            except SandboxError:
+                # It ended at that moment: there is no keeper.
+                await self.aclose()
+                return None
+        if self._greeting is None:
+            raise SandboxError(
+                f"The sandbox's keeper doesn't answer for {_GREETING_SECONDS:.0f} seconds.",
+                code="keeper_failed",
+                hint="See what it waits for in keeper.log, beside overlay.json.",
+            )
+        if self._hello is not None:
+            return self
+        await self._stop({"drain": True, "reason": "another version"})
+        await self.aclose()
+        return None
+
+    def _greeted(self, content: frames.Json) -> None:
+        if content.get("protocol") == PROTOCOL:
+            supervisor = content.get("supervisor")
+            self._hello = frames.Hello.of(supervisor if isinstance(supervisor, dict) else {})
+        self._greeting = content
+
+
+def _job(content: frames.Json) -> RunningJob:
+    argv = content.get("argv")
+    return RunningJob(
+        argv=tuple(map(str, argv)) if isinstance(argv, list) else (),
+        tty=frames.flag(content, "tty"),
+        client=frames.number(content, "client"),
+        running_ms=frames.number(content, "running_ms"),
+        ended_by=frames.text(content, "ended_by"),
+    )
+
+
+async def _start_keeper(overlay: OverlayDirectory, spec: SandboxSpec, lock_fd: int, report: Report) -> None:
+    """Start the process, and wait for its word. Raises SandboxError."""
+    ready, theirs = os.pipe()
+    try:
+        log = _open_log(overlay.path)
+        try:
+            # Detached in itself: this ends as soon as the keeper proper has been forked.
+            command = [sys.executable, "-P", "-m", "workbench.sandbox.keeper", overlay.path, str(lock_fd), str(theirs)]
+            await anyio.run_process(
+                command,
+                input=json.dumps(asdict(spec)).encode(),
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                check=False,
+                cwd="/",
+                env=_environment(),
+                start_new_session=True,
+                pass_fds=(lock_fd, theirs),
+            )
+        finally:
+            os.close(log)
+            os.close(theirs)
+            theirs = -1
+        received = b""
+        while True:
+            await anyio.wait_readable(ready)
+            data = os.read(ready, 65536)
+            *lines, received = (received + data).split(b"\n")
+            for line in lines:
+                content = json.loads(line)
+                if content.get("ready"):
+                    return
+                if "error" in content:
+                    raise frames.failure(json.dumps(content["error"]).encode(), overlay.path)
+                report(content["report"])
+            if not data:
+                raise SandboxError(
+                    f"The sandbox's keeper ended before it was ready: {_log_end(overlay.path)}",
+                    code="keeper_failed",
+                    hint=_log_hint(overlay.path),
+                )
+    finally:
+        os.close(ready)
+        if theirs >= 0:
+            os.close(theirs)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the directory that this package was imported from: it may not be installed."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _open_log(overlay_path: str) -> int:
+    path = os.path.join(overlay_path, runtime.LOG)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if os.fstat(log).st_size > _LOG_LIMIT:
+        os.ftruncate(log, 0)
+    return log
+
+
+def _log_end(overlay_path: str) -> str:
+    with open(os.path.join(overlay_path, runtime.LOG), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_SHOWN))
+        lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def _log_hint(overlay_path: str) -> str:
+    return f"{os.path.join(overlay_path, runtime.LOG)} says more."

@@ -1,0 +1,452 @@
+"""The host's end of a supervisor's stream: many commands and file requests at once, over one connection.
+
+There is no background task: of all that wait for an answer one reads, for all of them. So a connection can be made,
+used and closed anywhere, and cancelling whoever reads only passes the reading on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.abc import ByteStream
+
+from workbench.errors import SandboxError
+from workbench.protocol.commands import Command, CommandResult
+from workbench.sandbox import frames
+
+OutputCallback = Callable[[bytes], object]
+"""Takes output as it comes. It may be a coroutine function; while it isn't done, the command waits."""
+
+_READ_SIZE = 256 << 10
+_SEND_SECONDS = 30.0
+_END_SECONDS = 20.0
+
+
+class Exchange:
+    """One request and what came back so far: output that wasn't taken yet, credit for input, the answer."""
+
+    __slots__ = ("answer", "chunks", "failure", "input_closed", "input_credit", "number", "owed", "unread")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.chunks: deque[tuple[bytes, bytearray]] = deque()
+        self.unread = 0
+        self.owed = 0
+        self.input_credit = frames.WINDOW
+        self.input_closed = False
+        self.answer: bytes | None = None
+        self.failure: bytes | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the answer is there."""
+        return self.answer is not None or self.failure is not None
+
+    def add_output(self, kind: bytes, data: bytes) -> None:
+        """Keep output until it's taken. Raises SandboxError (sandbox_lost) for more than was granted."""
+        self.unread += len(data)
+        if self.unread + self.owed > frames.WINDOW:
+            raise frames.lost("it sent more than it was allowed to")
+        if self.chunks and self.chunks[-1][0] == kind:
+            self.chunks[-1][1].extend(data)
+        else:
+            self.chunks.append((kind, bytearray(data)))
+
+
+class Job:
+    """A command that was started, until `wait` has returned."""
+
+    def __init__(self, connection: SupervisorConnection, command: Command, exchange: Exchange) -> None:
+        self._connection = connection
+        self._command = command
+        self._exchange = exchange
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the foreground group of its terminal, or to its own process group where it has none."""
+        await self._connection.send(frames.encode(frames.SIGNAL, self._exchange.number, bytes([number])))
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Give its terminal another size."""
+        payload = frames.SIZE.pack(rows & 0xFFFF, columns & 0xFFFF)
+        await self._connection.send(frames.encode(frames.RESIZE, self._exchange.number, payload))
+
+    async def kill(self, reason: str = "", *, grace_ms: int = 0, discard: bool = False) -> None:
+        """End all of its processes; its result says `ended_by` `reason`.
+
+        With `grace_ms` they get a SIGTERM first. `discard` drops what it wrote and wasn't read yet.
+        """
+        content = {"grace_ms": grace_ms, "discard": discard, "reason": reason}
+        await self._connection.send(frames.encode_json(frames.KILL, self._exchange.number, content))
+
+    async def send_input(self, data: bytes) -> bool:
+        """Write to its standard input, waiting until it takes that; False where it reads no more.
+
+        Raises SandboxError (sandbox_lost).
+        """
+        return await self._connection.send_data(self._exchange, data)
+
+    async def end_input(self) -> None:
+        """Close its standard input (in a terminal: type ^D)."""
+        await self._connection.send(frames.encode(frames.DATA, self._exchange.number))
+
+    async def wait(
+        self,
+        *,
+        stdin: AsyncIterator[bytes] | None = None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+    ) -> CommandResult:
+        """Wait until it and everything that it started has ended, feeding it `stdin` meanwhile.
+
+        With an `output_limit` the result has what was kept of the output; the callbacks get that, too. A generator given
+        as `stdin` is closed in the end. Cancelling ends the command and waits until it's gone. Raises CommandError where it never ran, SandboxError (sandbox_lost), and
+        what `stdin` or a callback raises, once the command was ended.
+        """
+        connection, exchange = self._connection, self._exchange
+        kept = (bytearray(), bytearray())
+        callbacks = (on_stdout, on_stderr)
+
+        async def take(kind: bytes, data: bytes) -> None:
+            index = 0 if kind == frames.STDOUT else 1
+            if self._command.output_limit:
+                kept[index].extend(data)
+                if len(kept[index]) > self._command.output_limit:
+                    raise frames.lost("it sent more than it was asked for")
+            callback = callbacks[index]
+            if callback is not None:
+                result = callback(data)
+                if isinstance(result, Awaitable):
+                    await result
+
+        try:
+            if stdin is None:
+                content = await connection.collect(exchange, take)
+            else:
+                content = await self._feed_and_collect(stdin, take)
+        except BaseException:
+            await self._abandon()
+            raise
+        return frames.command_result(content, bytes(kept[0]), bytes(kept[1]))
+
+    async def _feed_and_collect(
+        self, stdin: AsyncIterator[bytes], take: Callable[[bytes, bytes], Awaitable[None]]
+    ) -> frames.Json:
+        # What fails is carried out of the task group by hand: callers await one command, not a group of errors.
+        content: frames.Json | None = None
+        failed: Exception | None = None
+
+        async def feed() -> None:
+            nonlocal failed
+            try:
+                async for data in stdin:
+                    if not await self.send_input(data):
+                        return
+                await self.end_input()
+            except Exception as error:  # noqa: BLE001  raised again below
+                failed = failed or error
+                group.cancel_scope.cancel()
+            finally:
+                if isinstance(stdin, AsyncGenerator):
+                    with anyio.CancelScope(shield=True):
+                        await stdin.aclose()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(feed)
+            try:
+                content = await self._connection.collect(self._exchange, take)
+            except Exception as error:  # noqa: BLE001  raised again below
+                failed = failed or error
+            group.cancel_scope.cancel()
+        if content is not None:
+            return content
+        raise failed or frames.lost("its answer never came")
+
+    async def _abandon(self) -> None:
+        """End a command that nobody waits for any more, and see it end."""
+        if self._exchange.over or self._connection.lost:
+            return
+
+        async def drop(kind: bytes, data: bytes) -> None:
+            pass
+
+        with anyio.move_on_after(_END_SECONDS, shield=True):
+            try:
+                await self.kill("cancel", discard=True)
+                await self._connection.collect(self._exchange, drop)
+            except (SandboxError, OSError):
+                # It's gone, or never was: that was the aim. What made us abandon it is being raised.
+                return
+
+
+class SupervisorConnection:
+    """Requests to one supervisor. Several tasks may use it at once; closing the stream ends everything inside."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        """`stream` is what a backend's `start` returned; its `receive` has to survive being cancelled."""
+        self._stream = stream
+        self._decoder = frames.FrameDecoder()
+        self._exchanges: dict[int, Exchange] = {}
+        self._last = 0
+        self._hello: frames.Hello | None = None
+        self._error: SandboxError | None = None
+        self._reading = False
+        self._progress = anyio.Event()
+        self._unsent = bytearray()
+        self._sending = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the stream; what still waits gets SandboxError (sandbox_lost)."""
+        self._lose(frames.lost("the connection was closed"))
+        with anyio.CancelScope(shield=True):
+            await self._stream.aclose()
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing can be asked any more."""
+        return self._error is not None
+
+    async def hello(self) -> frames.Hello:
+        """What the supervisor said of itself first. Raises SandboxError (sandbox_failed, sandbox_lost)."""
+        await self._until(lambda: self._hello is not None)
+        assert self._hello is not None
+        return self._hello
+
+    # Commands
+
+    async def spawn(self, command: Command) -> Job:
+        """Have a command started; `Job.wait` says how it went. Raises OptionsError, SandboxError (sandbox_lost)."""
+        frames.check_command(command)
+        exchange = await self._ask_json(frames.RUN, frames.command_content(command))
+        return Job(self, command, exchange)
+
+    async def run(
+        self,
+        command: Command,
+        *,
+        stdin: AsyncIterator[bytes] | None = None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+    ) -> CommandResult:
+        """Run a command to its end: `spawn` and `Job.wait`, which see."""
+        job = await self.spawn(command)
+        return await job.wait(stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr)
+
+    @asynccontextmanager
+    async def freeze(self) -> AsyncIterator[None]:
+        """Stop every process inside for as long as the block lasts; new commands wait.
+
+        Raises SandboxError (sandbox_failed) where one can't be stopped, SandboxError (sandbox_lost).
+        """
+        held = await self._ask(frames.FREEZE)
+        try:
+            await self._finish(held)
+            yield
+        finally:
+            if not self.lost and held.failure is None:
+                with anyio.move_on_after(_END_SECONDS, shield=True):
+                    await self._finish(await self._ask(frames.THAW, frames.COUNT.pack(held.number)))
+
+    # Files and facts. Paths are relative to a mount's root, strings as of os.fsdecode.
+
+    async def read_file(self, path: str, *, mount: int = 0, offset: int = 0, length: int = 0) -> bytes:
+        """The content of a regular file, `length` bytes of it from `offset` (0: all).
+
+        Raises OSError as opening it without following any symlink does, SandboxError (sandbox_lost).
+        """
+        content = {"mount": mount, "path": frames.portable(path), "offset": offset, "length": length}
+        exchange = await self._ask_json(frames.READ, content)
+        data = bytearray()
+
+        async def take(kind: bytes, piece: bytes) -> None:
+            data.extend(piece)
+            if length and len(data) > length:
+                raise frames.lost("it sent more than it was asked for")
+
+        await self.collect(exchange, take, path)
+        return bytes(data)
+
+    async def write_file(self, path: str, data: bytes, *, mount: int = 0, mode: int | None = None) -> frames.FileFacts:
+        """Put a file in place, whole or not at all (but not fsynced); its directory has to exist.
+
+        `mode` None keeps that of a file that is there. No symlink is followed: one in the file's place is replaced.
+        Raises OSError, SandboxError (sandbox_lost).
+        """
+        content = {"mount": mount, "path": frames.portable(path), "mode": mode}
+        exchange = await self._ask_json(frames.WRITE, content)
+        try:
+            if await self.send_data(exchange, data):
+                await self.send(frames.encode(frames.DATA, exchange.number))
+            return frames.FileFacts.of(await self._finish(exchange, path))
+        except BaseException:
+            if not exchange.over and not self.lost:
+                with anyio.move_on_after(_END_SECONDS, shield=True):
+                    await self.send(frames.encode_json(frames.KILL, exchange.number, {}))
+            raise
+
+    async def stat(self, path: str, *, mount: int = 0) -> frames.FileFacts:
+        """An entry's metadata as the sandbox sees it, of a symlink itself. Raises OSError, SandboxError."""
+        exchange = await self._ask_json(frames.STAT, {"mount": mount, "path": frames.portable(path)})
+        return frames.FileFacts.of(await self._finish(exchange, path))
+
+    async def counters(self) -> frames.Counters:
+        """What the kernel counted so far. Raises SandboxError (sandbox_lost)."""
+        return frames.Counters.of(await self._finish(await self._ask(frames.COUNTERS)))
+
+    # Exchanges
+
+    async def collect(
+        self, exchange: Exchange, take: Callable[[bytes, bytes], Awaitable[None]], path: str = ""
+    ) -> frames.Json:
+        """Hand output to `take` as it comes, and return the answer's content.
+
+        `path` is what an OSError names. Raises what a FAILED frame stands for, what `take` raises, SandboxError.
+        """
+        while True:
+            while exchange.chunks:
+                kind, data = exchange.chunks.popleft()
+                exchange.unread -= len(data)
+                exchange.owed += len(data)
+                await take(kind, bytes(data))
+                if exchange.owed >= frames.WINDOW // 4 and not exchange.over:
+                    owed, exchange.owed = exchange.owed, 0
+                    await self.send(frames.encode(frames.CREDIT, exchange.number, frames.COUNT.pack(owed)))
+            if exchange.failure is not None:
+                raise frames.failure(exchange.failure, path)
+            if exchange.answer is not None:
+                return frames.parse(exchange.answer)
+            await self._until(lambda: bool(exchange.chunks) or exchange.over)
+
+    async def send_data(self, exchange: Exchange, data: bytes) -> bool:
+        """Send input of an exchange as it's granted; False where it's over or takes no more. Raises SandboxError."""
+        view = memoryview(data)
+        while view:
+            await self._until(lambda: exchange.input_credit > 0 or exchange.input_closed or exchange.over)
+            if exchange.input_closed or exchange.over:
+                return False
+            piece = view[: min(frames.CHUNK, exchange.input_credit)]
+            exchange.input_credit -= len(piece)
+            await self.send(frames.encode(frames.DATA, exchange.number, bytes(piece)))
+            view = view[len(piece) :]
+        return not exchange.over
+
+    async def send(self, data: bytes) -> None:
+        """Send whole frames; whoever is already sending takes them along. Raises SandboxError (sandbox_lost)."""
+        if self._error is not None:
+            raise self._error
+        self._unsent += data
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            while self._unsent:
+                unsent, self._unsent = bytes(self._unsent), bytearray()
+                # A frame that is cut by a cancellation would be the last one that makes sense.
+                with anyio.move_on_after(_SEND_SECONDS, shield=True) as scope:
+                    await self._stream.send(unsent)
+                if scope.cancelled_caught:
+                    raise self._lose(frames.lost("it doesn't read any more"))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            raise self._lose(frames.lost("its stream has ended")) from None
+        finally:
+            self._sending = False
+
+    async def _ask_json(self, kind: bytes, content: frames.Json) -> Exchange:
+        return await self._ask(kind, json.dumps(content).encode())
+
+    async def _ask(self, kind: bytes, payload: bytes = b"") -> Exchange:
+        while self._last == 0 or self._last in self._exchanges:
+            self._last = (self._last + 1) & 0xFFFFFFFF
+        exchange = Exchange(self._last)
+        self._last = (self._last + 1) & 0xFFFFFFFF
+        request = frames.encode(kind, exchange.number, payload)
+        self._exchanges[exchange.number] = exchange
+        await self.send(request)
+        return exchange
+
+    async def _finish(self, exchange: Exchange, path: str = "") -> frames.Json:
+        async def drop(kind: bytes, data: bytes) -> None:
+            pass
+
+        return await self.collect(exchange, drop, path)
+
+    # Reading
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        """Wait until `ready`; reads, unless another task already does."""
+        while not ready():
+            if self._error is not None:
+                raise self._error
+            if self._reading:
+                await self._progress.wait()
+                continue
+            self._reading = True
+            try:
+                await self._read()
+            finally:
+                self._reading = False
+                progress, self._progress = self._progress, anyio.Event()
+                progress.set()
+
+    async def _read(self) -> None:
+        try:
+            data = await self._stream.receive(_READ_SIZE)
+            for kind, number, payload in self._decoder.feed(data):
+                self._dispatch(kind, number, payload)
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            self._lose(frames.lost("its stream has ended"))
+        except SandboxError as error:
+            self._lose(error)
+
+    def _dispatch(self, kind: bytes, number: int, payload: bytes) -> None:
+        if number == 0:
+            if kind == frames.HELLO and self._hello is None:
+                self._greeted(frames.parse(payload))
+            elif kind == frames.FAILED:
+                error = frames.failure(payload)
+                raise error if isinstance(error, SandboxError) else frames.lost(str(error))
+            return
+        exchange = self._exchanges.get(number)
+        if exchange is None:
+            return
+        if kind in (frames.STDOUT, frames.STDERR):
+            exchange.add_output(kind, payload)
+        elif kind == frames.CREDIT:
+            if len(payload) != frames.COUNT.size:
+                raise frames.lost("it sent a malformed frame")
+            granted = exchange.input_credit + frames.COUNT.unpack(payload)[0]
+            exchange.input_credit = min(frames.WINDOW, granted)
+        elif kind == frames.INPUT_CLOSED:
+            exchange.input_closed = True
+        elif kind == frames.RESULT:
+            exchange.answer = payload
+            del self._exchanges[number]
+        elif kind == frames.FAILED:
+            exchange.failure = payload
+            del self._exchanges[number]
+
+    def _greeted(self, content: frames.Json) -> None:
+        hello = frames.Hello.of(content)
+        if hello.protocol != frames.PROTOCOL:
+            raise frames.lost(f"it speaks version {hello.protocol} of the protocol")
+        self._hello = hello
+
+    def _lose(self, error: SandboxError) -> SandboxError:
+        if self._error is None:
+            self._error = error
+        progress, self._progress = self._progress, anyio.Event()
+        progress.set()
+        return self._error

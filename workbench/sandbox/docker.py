@@ -1,0 +1,248 @@
+"""The docker backend: the engine mounts the overlay, and runs the supervisor in a container over it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from anyio.abc import ByteStream
+
+from workbench.errors import SandboxError
+from workbench.sandbox import images
+from workbench.sandbox.attach import AttachStream
+from workbench.sandbox.backend import SandboxSpec
+from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
+from workbench.sandbox.engine import Engine, EngineRefusedError
+from workbench.sandbox.targets import bind_target, home_of, mount_options
+
+LABEL = "workbench"
+"""On every container and volume that is ours, with the value `1`."""
+
+NAME_LABEL = "workbench.sandbox"
+"""On every container and volume, with the backend's name: what belongs to one sandbox."""
+
+_REMOVE_ATTEMPTS = 50
+_REMOVE_PAUSE_SECONDS = 0.1
+_HINT_MOUNT = (
+    "`workbench doctor` says which filesystems can hold a workspace and the state directory; the kernel's own reason "
+    "is at the end of `sudo dmesg`."
+)
+
+
+class DockerBackend:
+    """One container over one overlay (and those of the mounts beside it), as DESIGN's section 'sandbox' sets it up."""
+
+    kind = "docker"
+
+    def __init__(self, spec: SandboxSpec, *, engine: Engine | None = None, source: bytes | None = None) -> None:
+        """Args:
+        spec: what to start.
+        engine: found by environment and docker context, when it is first needed, where it isn't given.
+        source: a Python program to run in the supervisor's place.
+        """
+        self.name = f"workbench-{secrets.token_hex(8)}"
+        self.warnings: tuple[str, ...] = ()
+        """What the engine said it won't enforce, known after `start`."""
+        self._spec = spec
+        self._engine = engine
+        self._source = source
+        self._stream: AttachStream | None = None
+
+    @property
+    def stderr(self) -> bytes:
+        """The end of what PID 1 wrote to its standard error, for messages about a sandbox that was lost."""
+        return self._stream.stderr if self._stream else b""
+
+    async def start(self, report: Callable[[str], None]) -> ByteStream:
+        """Make the volumes and the container, attach, start, and hand the supervisor its source.
+
+        Args:
+            report: hears a sentence where something takes long, or isn't enforced.
+
+        Returns the stream to the supervisor. Raises SandboxError (engine_unavailable, image_unavailable,
+        sandbox_failed) and OptionsError, with nothing left behind.
+        """
+        source = supervisor_source() if self._source is None else self._source
+        try:
+            engine = await anyio.to_thread.run_sync(self._create, source, report)
+            self._stream = await engine.attach(self.name)
+            await anyio.to_thread.run_sync(self._run, engine)
+            await self._stream.send(source)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            await self._undo()
+            said = self.stderr.decode("utf-8", "replace").strip()
+            raise SandboxError(
+                f"The sandbox ended as it started: {said or 'without a word'}",
+                code="sandbox_failed",
+                hint="Look whether the image's python3 runs at all, and at the engine's log.",
+            ) from error
+        except BaseException:
+            await self._undo()
+            raise
+        return self._stream
+
+    async def stop(self) -> None:
+        """Kill and remove the container, then unmount by removing the volumes.
+
+        Returns only when the engine has confirmed that they are gone. Raises SandboxError (sandbox_failed,
+        engine_unavailable): then something may still be mounted, and `stop` can be called again.
+        """
+        with anyio.CancelScope(shield=True):
+            if self._stream is not None:
+                await self._stream.aclose()
+            if self._engine is not None:
+                await anyio.to_thread.run_sync(remove, self._engine, self.name)
+
+    async def _undo(self) -> None:
+        # A second failure would hide the first, which says what is wrong; what stays is found by its label later.
+        try:
+            await self.stop()
+        except SandboxError as error:
+            self.warnings += (error.message,)
+
+    def _create(self, source: bytes, report: Callable[[str], None]) -> Engine:
+        options = [mount_options(mount) for mount in self._spec.mounts]
+        engine = self._engine = self._engine or Engine()
+        engine.ping()
+        name = images.reference(self._spec.image)
+        found = engine.image(name)
+        image = found.identifier if found else images.ensure(name, report, engine=engine)
+        labels = {**self._spec.labels, LABEL: "1", NAME_LABEL: self.name}
+        for volume, wanted in zip(self._volumes(), options, strict=True):
+            body = {"Name": volume, "Driver": "local", "DriverOpts": wanted, "Labels": labels}
+            stored = engine.call("POST", "/volumes/create", body=body).get("Options")
+            # An engine answers 201 for a name that it knows, and keeps that one's options.
+            if stored != wanted:
+                raise SandboxError(
+                    f"The engine keeps another volume called {volume}.", hint="Try again: the name is made by chance."
+                )
+        limits = {"NOFILE": self._spec.limits.open_files}
+        argv = loader(source, supervisor_arguments(self._spec), limits)
+        body = self._container(image, argv, labels, engine.rootless())
+        answer = engine.call("POST", "/containers/create", {"name": self.name}, body)
+        self.warnings += tuple(answer.get("Warnings") or ())
+        for warning in self.warnings:
+            report(warning)
+        return engine
+
+    def _run(self, engine: Engine) -> None:
+        try:
+            engine.call("POST", f"/containers/{self.name}/start")
+        except EngineRefusedError as refusal:
+            raise self._explained(refusal) from refusal
+
+    def _explained(self, refusal: EngineRefusedError) -> SandboxError:
+        text = refusal.message
+        if "python3" in text and ("not found" in text or "no such file" in text):
+            return SandboxError(
+                f"The image {self._spec.image} has no python3, which the supervisor of a sandbox needs.",
+                code="image_unavailable",
+                hint="Add python3 (3.8 or newer) to the image, or use workbench/python.",
+            )
+        if "failed to mount local volume" in text:
+            return SandboxError(f"The engine can't mount the overlay: {text}", code="sandbox_failed", hint=_HINT_MOUNT)
+        return SandboxError(
+            f"The engine can't start the sandbox: {text}",
+            code="sandbox_failed",
+            hint="`workbench doctor` checks the engine; its own log may say more.",
+        )
+
+    def _volumes(self) -> list[str]:
+        return [self.name if index == 0 else f"{self.name}-{index}" for index in range(len(self._spec.mounts))]
+
+    def _container(self, image: str, argv: list[str], labels: dict[str, str], rootless: bool) -> dict[str, Any]:
+        spec = self._spec
+        # In a rootless engine's user namespace the caller is 0, and nobody else is mapped to anybody who owns files.
+        uid, gid, groups = (0, 0, ()) if rootless else (spec.uid, spec.gid, spec.groups)
+        home = home_of(spec)
+        mounts = zip(self._volumes(), spec.mounts, strict=True)
+        host: dict[str, Any] = {
+            # Never `Mounts`: with SELinux those relabel, and so copy up, every file.
+            "Binds": [f"{volume}:{bind_target(mount)}:rw,nocopy" for volume, mount in mounts],
+            "Tmpfs": _tmpfs(spec, uid, gid),
+            "NetworkMode": "none",
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "ReadonlyRootfs": True,
+            "Memory": spec.limits.memory_bytes,
+            "MemorySwap": spec.limits.memory_bytes,
+            "PidsLimit": spec.limits.pids,
+            "NanoCpus": round(spec.limits.cpus * 1e9),
+            "LogConfig": {"Type": "none", "Config": {}},
+            "RestartPolicy": {"Name": "no"},
+            "AutoRemove": False,
+            "Init": False,
+            "GroupAdd": [str(group) for group in groups],
+            # Means nothing but where the engine remaps users, which would make everybody's files somebody else's.
+            "UsernsMode": "host",
+        }
+        if spec.runtime:
+            host["Runtime"] = spec.runtime
+        return {
+            "Image": image,
+            "User": f"{uid}:{gid}",
+            "Entrypoint": argv[:1],
+            "Cmd": argv[1:],
+            "Env": [f"{name}={value}" for name, value in {"HOME": str(home), **spec.environment}.items()],
+            "Labels": labels,
+            "Hostname": "workbench",
+            "WorkingDir": "/",
+            "Healthcheck": {"Test": ["NONE"]},
+            "Tty": False,
+            "OpenStdin": True,
+            "StdinOnce": True,
+            "AttachStdin": True,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "HostConfig": host,
+        }
+
+
+def remove(engine: Engine, name: str) -> None:
+    """Remove a sandbox's container and unmount and remove its volumes; harmless where nothing is left of it.
+
+    "Exited" isn't "unmounted": only the volume's removal proves that.
+
+    Args:
+        engine: where it runs.
+        name: the backend's name.
+
+    Raises SandboxError (sandbox_failed, engine_unavailable).
+    """
+    label = f"{NAME_LABEL}={name}"
+    refusal: EngineRefusedError | None = None
+    for attempt in range(_REMOVE_ATTEMPTS):
+        if attempt:
+            time.sleep(_REMOVE_PAUSE_SECONDS)
+        try:
+            engine.remove_container(name)
+            volumes = [str(volume["Name"]) for volume in engine.volumes(label)]
+            if not volumes and not engine.containers(label):
+                return
+            for volume in volumes:
+                engine.remove_volume(volume)
+            if not engine.volumes(label):
+                return
+        except EngineRefusedError as error:
+            # 409: a removal of the same is under way, or the volume is still counted as used.
+            refusal = error
+            if error.status not in (409, 500):
+                break
+    raise SandboxError(
+        f"The sandbox {name} can't be removed: {refusal.message if refusal else 'its volume stays.'}",
+        code="sandbox_failed",
+        hint=f"Try `docker rm -f {name}` and `docker volume rm {name}`; the overlay stays locked until both succeed.",
+    ) from refusal
+
+
+def _tmpfs(spec: SandboxSpec, uid: int, gid: int) -> dict[str, str]:
+    # Without a size one large file in /tmp takes the memory of the whole sandbox, the supervisor's too.
+    home = home_of(spec)
+    tmpfs = {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={spec.limits.tmp_bytes}"}
+    if str(home) != "/tmp" and not any(home.is_relative_to(mount.target) for mount in spec.mounts):
+        tmpfs[str(home)] = f"rw,exec,nosuid,nodev,mode=0700,uid={uid},gid={gid},size={spec.limits.home_bytes}"
+    return tmpfs

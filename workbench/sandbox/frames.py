@@ -1,0 +1,356 @@
+"""The frames between the host and a sandbox's supervisor, and between the keeper and its clients.
+
+A frame is a header, `!IcI`: the payload's length, the kind, and the id of the exchange it belongs to, then the payload.
+Whoever asks picks the id; an exchange begins with a request and ends with RESULT or FAILED.
+
+=============  =========  ==========================================================================================
+kind           from       payload
+=============  =========  ==========================================================================================
+RUN            host       JSON: `argv cwd environment tty rows columns stdin timeout_ms output_limit`
+DATA           host       input of a command, or content of a file being written; empty: its end
+CREDIT         both       `!I`: so many bytes of this exchange were consumed. Each side starts with WINDOW.
+SIGNAL         host       `!B`: a signal for the command's foreground group
+RESIZE         host       `!HH`: rows, columns
+KILL           host       JSON: `grace_ms` (SIGTERM first, where it isn't 0), `discard` (its output), `reason`
+FREEZE         host       empty; commands and writes wait from its RESULT until the last holder's THAW
+THAW           host       `!I`: the id of the FREEZE to end
+WRITE          host       JSON: `mount path mode`, then DATA
+READ           host       JSON: `mount path offset length`; answered by STDOUT frames
+STAT           host       JSON: `mount path`
+COUNTERS       host       empty
+HELLO          sandbox    JSON: the first frame, id 0
+STDOUT STDERR  sandbox    output
+INPUT_CLOSED   sandbox    empty: the command reads no more
+RESULT         sandbox    JSON
+FAILED         sandbox    JSON: `code message errno`; with id 0 the whole connection failed
+GREET          client     JSON: `protocol`; the first frame to a keeper, answered by HELLO
+INFO           client     empty; answered by RESULT
+STOP           client     JSON: `force reason`; answered by RESULT once the sandbox is gone
+=============  =========  ==========================================================================================
+
+The supervisor's frames are untrusted: whatever runs in the sandbox may have taken it over. Sizes are bounded, types are
+checked, text is made printable, and what breaks a rule loses the sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.errors import CommandError, OptionsError, SandboxError
+from workbench.protocol.commands import Command, CommandResult
+
+PROTOCOL = 1
+HEADER = struct.Struct("!IcI")
+COUNT = struct.Struct("!I")
+SIZE = struct.Struct("!HH")
+MAX_PAYLOAD = 1 << 20
+MAX_ANSWER = 256 << 10
+WINDOW = 256 << 10
+CHUNK = 64 << 10
+MAX_OUTPUT_LIMIT = 16 << 20
+MAX_NUMBER = (1 << 63) - 1
+
+RUN, DATA, CREDIT, SIGNAL, RESIZE, KILL = b"R", b"D", b"C", b"S", b"Z", b"K"
+FREEZE, THAW, WRITE, READ, STAT, COUNTERS = b"F", b"T", b"W", b"G", b"L", b"N"
+HELLO, STDOUT, STDERR, INPUT_CLOSED, RESULT, FAILED = b"H", b"O", b"E", b"I", b"X", b"!"
+GREET, INFO, STOP = b"V", b"A", b"Q"
+
+_COMMAND_CODES = ("command_not_found", "command_not_executable", "invalid_directory", "spawn_failed")
+_SANDBOX_CODES = (
+    "sandbox_failed",
+    "sandbox_lost",
+    "sandbox_busy",
+    "keeper_failed",
+    "engine_unavailable",
+    "backend_unavailable",
+    "image_unavailable",
+)
+_HINTS = {
+    "command_not_found": "Check its name, and that the sandbox's image has it.",
+    "command_not_executable": "Check its mode, its '#!' line and for which machine it was built.",
+    "invalid_directory": "Name a directory that exists inside the sandbox.",
+    "spawn_failed": "End some of what runs in the sandbox, or raise its limits.",
+    "sandbox_busy": "Wait for what runs to end, or stop it.",
+}
+_TEXT_LIMIT = 1000
+
+Json = dict[str, Any]
+
+
+def encode(kind: bytes, number: int, payload: bytes = b"") -> bytes:
+    """One frame. Raises OptionsError where the payload is over `MAX_PAYLOAD` bytes."""
+    if len(payload) > MAX_PAYLOAD:
+        raise OptionsError(f"A request of {len(payload)} bytes is more than the {MAX_PAYLOAD} that a sandbox takes.")
+    return HEADER.pack(len(payload), kind, number) + payload
+
+
+def encode_json(kind: bytes, number: int, content: Json) -> bytes:
+    """One frame with a JSON payload. Raises OptionsError as `encode`."""
+    return encode(kind, number, json.dumps(content).encode())
+
+
+class FrameDecoder:
+    """Takes bytes as they come and gives whole frames; never holds more than one frame and what was just fed."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield kind, id and payload of each frame that `data` completes.
+
+        Raises SandboxError (sandbox_lost) for a frame that claims more than `MAX_PAYLOAD` bytes.
+        """
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) - at >= HEADER.size:
+            length, kind, number = HEADER.unpack_from(buffer, at)
+            if length > MAX_PAYLOAD:
+                raise lost(f"it sent a frame of {length} bytes")
+            end = at + HEADER.size + length
+            if len(buffer) < end:
+                break
+            with memoryview(buffer) as view:
+                payload = bytes(view[at + HEADER.size : end])
+            at = end
+            yield kind, number, payload
+        del buffer[:at]
+
+
+def lost(reason: str) -> SandboxError:
+    """The error for a sandbox that is gone, or has to be taken as gone."""
+    return SandboxError(
+        f"The sandbox was lost: {reason}.",
+        code="sandbox_lost",
+        hint="Run the command again, which starts a new sandbox; what was written is kept.",
+    )
+
+
+def parse(payload: bytes) -> Json:
+    """The JSON object of an answer. Raises SandboxError (sandbox_lost) where it isn't one, or is too large."""
+    if len(payload) > MAX_ANSWER:
+        raise lost(f"it sent an answer of {len(payload)} bytes")
+    try:
+        content = json.loads(payload)
+    except (ValueError, RecursionError):
+        raise lost("it sent what isn't JSON") from None
+    if not isinstance(content, dict):
+        raise lost("it sent what isn't a JSON object")
+    return content
+
+
+def number(content: Json, name: str, default: int = 0, *, low: int = 0, high: int = MAX_NUMBER) -> int:
+    """A whole number of an answer, `default` where it's missing or null. Raises SandboxError (sandbox_lost)."""
+    value = content.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise lost(f"its answer has a wrong {name}")
+    return value
+
+
+def text(content: Json, name: str, limit: int = _TEXT_LIMIT) -> str:
+    """A text of an answer, made printable and cut at `limit` characters. Raises SandboxError (sandbox_lost)."""
+    value = content.get(name, "")
+    if not isinstance(value, str):
+        raise lost(f"its answer has a wrong {name}")
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value[:limit])
+
+
+def flag(content: Json, name: str) -> bool:
+    """A truth value of an answer, False where it's missing. Raises SandboxError (sandbox_lost)."""
+    value = content.get(name, False)
+    if not isinstance(value, bool):
+        raise lost(f"its answer has a wrong {name}")
+    return value
+
+
+def objects(content: Json, name: str, limit: int = 1024) -> list[Json]:
+    """A list of objects of an answer. Raises SandboxError (sandbox_lost)."""
+    value = content.get(name, [])
+    if not isinstance(value, list) or len(value) > limit or not all(isinstance(item, dict) for item in value):
+        raise lost(f"its answer has a wrong {name}")
+    return value
+
+
+def portable(path: str) -> str:
+    """A string of `os.fsdecode` as the frames carry it: UTF-8 with lone surrogates, whatever the host's locale."""
+    return os.fsencode(path).decode("utf-8", "surrogateescape")
+
+
+def command_content(command: Command) -> Json:
+    """A RUN frame's content. Raises OptionsError where no such command can be."""
+    try:
+        return {
+            "argv": [portable(word) for word in command.argv],
+            "cwd": portable(command.cwd),
+            "environment": {portable(name): portable(value) for name, value in command.environment.items()},
+            "tty": command.tty,
+            "rows": command.rows,
+            "columns": command.columns,
+            "stdin": command.stdin or command.tty,
+            "timeout_ms": command.timeout_ms,
+            "output_limit": command.output_limit,
+        }
+    except UnicodeEncodeError as error:
+        raise OptionsError("The command holds characters that no command can be made of.") from error
+
+
+def check_command(command: Command) -> None:
+    """Raises OptionsError where a number of the command is out of range."""
+    if not 0 <= command.output_limit <= MAX_OUTPUT_LIMIT:
+        raise OptionsError(f"output_limit is {command.output_limit}, but has to be from 0 to {MAX_OUTPUT_LIMIT}.")
+    if command.timeout_ms < 0:
+        raise OptionsError(f"timeout_ms is {command.timeout_ms}, but can't be negative.")
+
+
+def command_result(content: Json, stdout: bytes, stderr: bytes) -> CommandResult:
+    """What a RUN exchange's RESULT says. Raises SandboxError (sandbox_lost)."""
+    omitted = content.get("omitted", [])
+    if not isinstance(omitted, list) or len(omitted) > 2:
+        raise lost("its answer has a wrong omitted")
+    return CommandResult(
+        exit_code=number(content, "exit_code", high=255),
+        signal=text(content, "signal", 32),
+        timed_out=flag(content, "timed_out"),
+        duration_ms=number(content, "duration_ms"),
+        stdout=stdout,
+        stderr=stderr,
+        omitted_bytes=sum(number({"omitted": value}, "omitted") for value in omitted),
+        stopped_processes=number(content, "stopped"),
+        out_of_memory=flag(content, "out_of_memory"),
+        ended_by=text(content, "ended_by", 100),
+    )
+
+
+def failure(payload: bytes, path: str = "") -> SandboxError | OptionsError | OSError:
+    """The error that a FAILED frame stands for; `path` is what an OSError names."""
+    content = parse(payload)
+    code, message = text(content, "code", 64), text(content, "message")
+    errno = number(content, "errno", high=4095)
+    if code == "os_error":
+        return OSError(errno, os.strerror(errno), path)
+    sentence = message[:1].upper() + message[1:].rstrip(".") + "."
+    if code == "invalid_options":
+        return OptionsError(sentence)
+    if code in _COMMAND_CODES:
+        return CommandError(sentence, code=code, hint=_HINTS.get(code))
+    code = code if code in _SANDBOX_CODES else "sandbox_failed"
+    return SandboxError(sentence, code=code, hint=text(content, "hint") or _HINTS.get(code))
+
+
+def failure_content(error: SandboxError | OptionsError) -> Json:
+    """The other way round: what `failure` makes an error like this one of."""
+    return {"code": error.code, "message": error.message, "hint": error.hint or "", "errno": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class MountFacts:
+    """A mount as the sandbox sees it: `type` is empty where nothing is mounted there; `line` is its mountinfo line."""
+
+    target: str
+    type: str
+    writable: bool
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the kernel counted for the whole sandbox, in bytes and processes; None where it doesn't count that."""
+
+    memory_bytes: int | None
+    memory_peak_bytes: int | None
+    oom_kills: int | None
+    pids: int | None
+    pids_peak: int | None
+    pids_refused: int | None
+
+    @classmethod
+    def of(cls, content: Json) -> Counters:
+        """Of an answer. Raises SandboxError (sandbox_lost)."""
+        return cls(*(None if content.get(name) is None else number(content, name) for name in cls.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What the supervisor found inside: who it is, what is mounted, which limits hold.
+
+    `memory_limit` (bytes) and `pids_limit` are 0 where there's none, None where that can't be read. `cgroup` is the
+    version, 0 without.
+    """
+
+    protocol: int
+    pid: int
+    uid: int
+    gid: int
+    kernel: str
+    machine: str
+    python: str
+    boot_id: str
+    mounts: tuple[MountFacts, ...]
+    cgroup: int
+    memory_limit: int | None
+    pids_limit: int | None
+    unix_sockets: bool
+    raises_oom_score: bool
+    counters: Counters
+
+    @classmethod
+    def of(cls, content: Json) -> Hello:
+        """Of a HELLO frame. Raises SandboxError (sandbox_lost)."""
+        limits, counters = content.get("limits", {}), content.get("counters", {})
+        if not isinstance(limits, dict) or not isinstance(counters, dict):
+            raise lost("its hello is malformed")
+        return cls(
+            protocol=number(content, "protocol"),
+            pid=number(content, "pid"),
+            uid=number(content, "uid"),
+            gid=number(content, "gid"),
+            kernel=text(content, "kernel", 256),
+            machine=text(content, "machine", 64),
+            python=text(content, "python", 64),
+            boot_id=text(content, "boot_id", 64),
+            mounts=tuple(
+                MountFacts(
+                    text(mount, "target", 4096),
+                    text(mount, "type", 64),
+                    flag(mount, "writable"),
+                    text(mount, "line", 4096),
+                )
+                for mount in objects(content, "mounts")
+            ),
+            cgroup=number(content, "cgroup", high=2),
+            memory_limit=None if limits.get("memory_bytes") is None else number(limits, "memory_bytes"),
+            pids_limit=None if limits.get("pids") is None else number(limits, "pids"),
+            unix_sockets=flag(content, "unix_sockets"),
+            raises_oom_score=flag(content, "raises_oom_score"),
+            counters=Counters.of(counters),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """An entry as the supervisor sees it; `mode` is whole (`st_mode`), times are in ns."""
+
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    nlink: int
+    device: int
+    rdev: int
+
+    @classmethod
+    def of(cls, content: Json) -> FileFacts:
+        """Of an answer. Raises SandboxError (sandbox_lost)."""
+        return cls(*(number(content, name, low=-MAX_NUMBER, high=(1 << 64) - 1) for name in cls.__slots__))

@@ -1,0 +1,295 @@
+"""The images that sandboxes run: our own, built on first use, and anybody's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from workbench.errors import OptionsError, SandboxError
+from workbench.sandbox.engine import Engine, EngineRefusedError
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+VERSION = "1"
+"""The tag of our own images: raised when an older workbench couldn't run in a newer image."""
+
+RECIPE_LABEL = "workbench.recipe"
+"""On our own images: a hash of what they were built from."""
+
+DEFAULT = f"workbench/python:{VERSION}"
+"""The image of a sandbox for which none was named."""
+
+_PREFIX = "workbench/"
+_RECIPES = ("base", "python")
+_FROM = "debian:bookworm-slim"
+_SEARCH_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_PULL_SECONDS = 1800
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnImage:
+    """One of our own images: `size` in bytes; `identifier` is empty where it isn't built; `current` by its recipe."""
+
+    name: str
+    reference: str
+    identifier: str = ""
+    size: int = 0
+    current: bool = False
+
+
+def reference(image: str) -> str:
+    """The full name of an image: our own ones get their version where no tag is given, nothing is the default one."""
+    if not image:
+        return DEFAULT
+    return f"{image}:{VERSION}" if image in {_PREFIX + name for name in _RECIPES} else image
+
+
+def list(engine: Engine | None = None) -> tuple[OwnImage, ...]:
+    """Our own images, built or not. Raises SandboxError (engine_unavailable)."""
+    engine = engine or Engine()
+    found = []
+    for name in _RECIPES:
+        facts = engine.image(_own(name))
+        if facts is None:
+            found.append(OwnImage(name, _own(name)))
+        else:
+            current = facts.labels.get(RECIPE_LABEL) == _recipe_hash(name)
+            found.append(OwnImage(name, _own(name), facts.identifier, facts.size, current))
+    return tuple(found)
+
+
+def ensure(image: str, report: Report, *, engine: Engine | None = None) -> str:
+    """Make sure that the engine has an image: our own is built where missing or of another recipe, others are pulled.
+
+    Args:
+        image: its name, as `reference` completes it.
+        report: hears how that goes, a line each.
+        engine: found where it isn't given.
+
+    Returns the image's id. Raises SandboxError (image_unavailable, engine_unavailable).
+    """
+    engine = engine or Engine()
+    image = reference(image)
+    own = next((name for name in _RECIPES if image == _own(name)), None)
+    facts = engine.image(image)
+    if facts is not None and (own is None or facts.labels.get(RECIPE_LABEL) == _recipe_hash(own)):
+        return facts.identifier
+    if own is not None:
+        return build(own, report, engine=engine)
+    report(f"Pulling the image {image}")
+    refused = _pull(engine, image)
+    facts = engine.image(image)
+    if facts is None:
+        raise SandboxError(
+            f"The image {image} isn't here and can't be pulled: {refused or 'the engine has none of that name'}",
+            code="image_unavailable",
+            hint=f"Look at the name, or use {DEFAULT}, which can be built without a registry.",
+        )
+    return facts.identifier
+
+
+def build(name: str, report: Report, *, engine: Engine | None = None) -> str:
+    """Build one of our own images anew, from its Dockerfile, or from Debian packages where no registry can be reached.
+
+    Args:
+        name: `base` or `python`, with or without `workbench/` before it.
+        report: hears how that goes, a line each.
+        engine: found where it isn't given.
+
+    Returns the image's id. Raises OptionsError for another name, SandboxError (image_unavailable, engine_unavailable).
+    """
+    name = _short(name)
+    engine = engine or Engine()
+    if engine.image(_FROM) is None:
+        report(f"Pulling the image {_FROM}")
+        refused = _pull(engine, _FROM)
+        if refused:
+            report(f"It can't be pulled ({refused})")
+            report(f"Making {_own(name)} out of Debian packages instead: half a minute")
+            return _build_offline(engine, name, report)
+    if name != "base":
+        ensure(_own("base"), report, engine=engine)
+    report(f"Building {_own(name)}: a minute or two")
+    return _build_dockerfile(engine, name, report)
+
+
+def remove(name: str, *, engine: Engine | None = None) -> bool:
+    """Remove one of our own images.
+
+    Returns whether it was there. Raises OptionsError for another name, SandboxError (sandbox_failed) where a sandbox
+    uses it, and engine_unavailable.
+    """
+    try:
+        (engine or Engine()).call("DELETE", f"/images/{quote(_own(_short(name)), safe='/:')}")
+    except EngineRefusedError as refusal:
+        if refusal.status == 404:
+            return False
+        raise SandboxError(
+            f"The image {_own(_short(name))} can't be removed: {refusal.message}",
+            hint="`workbench stop` ends the sandbox that uses it.",
+        ) from refusal
+    return True
+
+
+def recipes() -> Path:
+    """The directory with what our own images are built from: in the installed package, else in the source tree."""
+    installed = Path(__file__).with_name("_images")
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "sandbox_images"
+
+
+def _own(name: str) -> str:
+    return f"{_PREFIX}{name}:{VERSION}"
+
+
+def _short(name: str) -> str:
+    short = name.removeprefix(_PREFIX).removesuffix(f":{VERSION}")
+    if short not in _RECIPES:
+        raise OptionsError(f"{name} isn't an image that workbench builds.", hint=f"Those are {', '.join(_RECIPES)}.")
+    return short
+
+
+@cache
+def _recipe_hash(name: str) -> str:
+    files = ["offline"]
+    for part in _layers(name):
+        files += [f"{part}/Dockerfile", f"{part}/packages"]
+    digest = hashlib.sha256()
+    for file in files:
+        content = (recipes() / file).read_bytes()
+        digest.update(f"{file} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _layers(name: str) -> tuple[str, ...]:
+    return ("base",) if name == "base" else ("base", name)
+
+
+def _labels(name: str) -> dict[str, str]:
+    return {"workbench": "1", RECIPE_LABEL: _recipe_hash(name)}
+
+
+def _client(engine: Engine) -> APIClient:
+    # Here since the SDK takes 85 ms to import, and a warm sandbox needs none of it.
+    from docker import APIClient
+
+    return APIClient(base_url=f"unix://{engine.path}", version="auto", timeout=_PULL_SECONDS)
+
+
+def _pull(engine: Engine, image: str) -> str:
+    """Why an image can't be pulled; empty where it was."""
+    from docker.errors import APIError
+    from docker.utils import parse_repository_tag
+
+    repository, tag = parse_repository_tag(image)
+    client = _client(engine)
+    try:
+        for event in client.pull(repository, tag or "latest", stream=True, decode=True):
+            if "error" in event:
+                return str(event["error"]).strip()
+    except APIError as error:
+        return str(error.explanation or error).strip()
+    finally:
+        client.close()
+    return ""
+
+
+def _build_dockerfile(engine: Engine, name: str, report: Report) -> str:
+    from docker.errors import APIError
+
+    arguments = {variable: os.environ[variable] for variable in _PROXIES if variable in os.environ}
+    if name != "base":
+        arguments["BASE"] = _own("base")
+    client = _client(engine)
+    try:
+        events = client.build(
+            path=str(recipes() / name),
+            tag=_own(name),
+            labels=_labels(name),
+            buildargs=arguments,
+            network_mode=_build_network(engine),
+            rm=True,
+            forcerm=True,
+            decode=True,
+        )
+        failure = _follow(events, report)
+    except APIError as error:
+        failure = str(error.explanation or error)
+    finally:
+        client.close()
+    if failure:
+        raise _not_built(name, failure)
+    return _built(engine, name)
+
+
+def _build_network(engine: Engine) -> str | None:
+    # An engine that was told to have no bridge has no other way out for a build's steps.
+    networks = {str(network.get("Name")) for network in engine.call("GET", "/networks")}
+    return "host" if networks <= {"host", "none"} else None
+
+
+def _follow(events: Iterable[dict[str, Any]], report: Report) -> str:
+    for event in events:
+        if "error" in event:
+            return str(event["error"]).strip()
+        text = str(event.get("stream", "")).strip()
+        if text.startswith("Step "):
+            report(text)
+    return ""
+
+
+def _build_offline(engine: Engine, name: str, report: Report) -> str:
+    from docker.errors import APIError
+
+    with tempfile.TemporaryDirectory(prefix="workbench-image-") as directory:
+        archive = os.path.join(directory, "root.tar")
+        command = ["bash", str(recipes() / "offline"), archive, *_layers(name)]
+        said: tuple[str, ...] = ()
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                text = line.decode("utf-8", "replace").strip().removeprefix("I: ")
+                said = (*said, text)[-5:]
+                report(text)
+        if process.returncode:
+            raise _not_built(name, " / ".join(said) or f"exit status {process.returncode}")
+        changes = [f"LABEL {key}={value}" for key, value in _labels(name).items()]
+        changes += [f"ENV {_SEARCH_PATH}", "ENV LANG=C.UTF-8", 'CMD ["bash"]']
+        client = _client(engine)
+        report(f"Importing {_own(name)}")
+        try:
+            client.import_image_from_file(archive, repository=_PREFIX + name, tag=VERSION, changes=changes)
+        except APIError as error:
+            raise _not_built(name, str(error.explanation or error)) from error
+        finally:
+            client.close()
+    return _built(engine, name)
+
+
+def _built(engine: Engine, name: str) -> str:
+    facts = engine.image(_own(name))
+    if facts is None or facts.labels.get(RECIPE_LABEL) != _recipe_hash(name):
+        raise _not_built(name, "the engine said it had built it, and hasn't got it")
+    return facts.identifier
+
+
+def _not_built(name: str, why: str) -> SandboxError:
+    return SandboxError(
+        f"The image {_own(name)} can't be built: {why}",
+        code="image_unavailable",
+        hint=f"Make sure a registry or Debian's packages can be reached, or use another image that has python3. "
+        f"The recipe is in {recipes()}.",
+    )

@@ -1,0 +1,531 @@
+"""The keeper: one process per live sandbox, which holds the overlay's lock and owns the sandbox.
+
+`python -m workbench.sandbox.keeper OVERLAY LOCK_FD READY_FD`, the spec as JSON on standard input. To READY_FD it writes
+lines of JSON: `{"report": sentence}` while it starts, then `{"ready": true}` or `{"error": …}`. Clients talk to it over
+a Unix socket in the frames of `frames.py`. It passes their requests on to the supervisor under ids of its own and the
+answers back, and looks at little else. Credit goes from end to end: a client that doesn't read holds up only itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+
+from workbench.errors import OptionsError, SandboxError, WorkbenchError
+from workbench.protocol.records import MountRecord
+from workbench.sandbox import frames, runtime
+from workbench.sandbox.backend import Backend, Limits, OverlayMount, SandboxSpec
+from workbench.sandbox.backends import make_backend
+from workbench.vfs.session import OverlayDirectory, OverlayLock
+
+PROTOCOL = 1
+"""Of what clients and keepers say to each other. GREET, HELLO and STOP never change, so that any two can part."""
+
+_CREDENTIALS = struct.Struct("3i")
+_HELLO_SECONDS = 60.0
+_END_SECONDS = 15.0
+_KILL_GRACE_MS = 300
+_RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_READ_SIZE = 256 << 10
+
+
+def spec_from_json(text: str) -> SandboxSpec:
+    """The other way round of `json.dumps(dataclasses.asdict(spec))`. Raises ValueError, KeyError, TypeError."""
+    content: dict[str, Any] = json.loads(text)
+    content["mounts"] = tuple(OverlayMount(**mount) for mount in content["mounts"])
+    content["groups"] = tuple(content["groups"])
+    content["limits"] = Limits(**content["limits"])
+    return SandboxSpec(**content)
+
+
+@dataclass(slots=True, eq=False)
+class _Route:
+    """One exchange on its way through: whose it is and under which id, and what credit there is each way."""
+
+    kind: bytes
+    client: _Client | None
+    number: int
+    argv: list[str] = field(default_factory=list)
+    tty: bool = False
+    since: float = field(default_factory=time.monotonic)
+    outstanding: int = 0
+    input_credit: int = frames.WINDOW
+
+
+class _Client(asyncio.Protocol):
+    """One connection of a client; its requests live as long as it does."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._decoder = frames.FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self.greeted = False
+        self.pid = 0
+        self.routes: dict[int, int] = {}
+        self.holds: dict[int, int] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        credentials = transport.get_extra_info("socket").getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+        self.pid, uid, _ = _CREDENTIALS.unpack(credentials)
+        if uid not in (os.geteuid(), 0):
+            transport.abort()
+            return
+        self._keeper.client_came(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for kind, number, payload in self._decoder.feed(data):
+                self._keeper.request(self, kind, number, payload)
+        except (SandboxError, struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+            print(f"a client (process {self.pid}) broke the protocol: {error!r}", file=sys.stderr, flush=True)
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._keeper.client_went(self)
+
+    def send(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class Keeper:
+    """A sandbox from its mount to its unmount, and everybody who uses it."""
+
+    def __init__(
+        self, overlay: OverlayDirectory, lock: OverlayLock, spec: SandboxSpec, report: Callable[[str], None]
+    ) -> None:
+        """`lock` is the overlay's, held; `report` hears what takes long while it starts."""
+        self._overlay = overlay
+        self._lock = lock
+        self._spec = spec
+        self._report = report
+        self._backend: Backend | None = None
+        self._started = time.monotonic()
+        self._decoder = frames.FrameDecoder()
+        self._hello: frames.Json = {}
+        self._server: asyncio.Server | None = None
+        self._socket = ""
+        self._clients: set[_Client] = set()
+        self._routes: dict[int, _Route] = {}
+        self._last = 0
+        self._outgoing = bytearray()
+        self._wake = asyncio.Event()
+        self._idle: asyncio.TimerHandle | None = None
+        self._stopping = ""
+        self._draining = False
+        self._stop = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._stoppers: list[tuple[_Client, int]] = []
+        self._ended: list[frames.Json] = []
+        self._error: SandboxError | None = None
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Start, call `ready`, serve until there's a reason to end, end. Raises SandboxError where it can't start."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._end, "stop")
+        backend = self._backend = make_backend(self._spec)
+        self._record(MountRecord(name=backend.name, backend=backend.kind, boot_id=_boot_id()))
+        try:
+            stream = await backend.start(self._report)
+        except BaseException:
+            # It says that nothing was left mounted, so nothing was ever touched either.
+            self._record(None)
+            raise
+        try:
+            await self._greet_sandbox(stream)
+            await self._listen()
+        except BaseException:
+            await self._unmount()
+            raise
+        ready()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._receive, stream)
+            group.start_soon(self._send, stream)
+            self._rest()
+            await self._stop.wait()
+            await self._end_jobs()
+            group.cancel_scope.cancel()
+        await self._unmount()
+        self._leave()
+        with anyio.move_on_after(_END_SECONDS):
+            while self._clients:
+                self._quiet.clear()
+                await self._quiet.wait()
+
+    # Starting
+
+    def _record(self, mount: MountRecord | None) -> None:
+        """Set what overlay.json says of our mount; None forgets it."""
+        assert self._backend is not None
+        record = self._overlay.record()
+        others = tuple(other for other in record.mounts if other.name != self._backend.name)
+        self._overlay.save(record.model_copy(update={"mounts": (*others, mount) if mount else others}))
+
+    async def _greet_sandbox(self, stream: ByteStream) -> None:
+        with anyio.move_on_after(_HELLO_SECONDS):
+            while not self._hello:
+                try:
+                    data = await stream.receive(_READ_SIZE)
+                except (anyio.EndOfStream, anyio.BrokenResourceError, OSError):
+                    raise frames.lost("it ended while it started") from None
+                for kind, number, payload in self._decoder.feed(data):
+                    if kind == frames.FAILED and number == 0:
+                        raise frames.failure(payload)
+                    if kind == frames.HELLO:
+                        self._hello = frames.parse(payload)
+        if not self._hello:
+            raise frames.lost(f"it said nothing for {_HELLO_SECONDS:.0f} seconds")
+        if frames.Hello.of(self._hello).protocol != frames.PROTOCOL:
+            raise frames.lost("its supervisor is of another version")
+        assert self._backend is not None
+        offset = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._record(
+            MountRecord(
+                name=self._backend.name,
+                backend=self._backend.kind,
+                boot_id=_boot_id(),
+                epoch_ns=self._overlay.tick(),
+                clock_offset_ns=offset,
+            )
+        )
+
+    async def _listen(self) -> None:
+        path = runtime.socket_path(self._overlay.path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Client(self), path)
+        self._socket = path
+        runtime.publish_socket(self._overlay.path, path)
+
+    # The supervisor's stream
+
+    async def _receive(self, stream: ByteStream) -> None:
+        try:
+            while True:
+                for kind, number, payload in self._decoder.feed(await stream.receive(_READ_SIZE)):
+                    self._answer(kind, number, payload)
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            self._lose(frames.lost("it ended unexpectedly"))
+        except SandboxError as error:
+            self._lose(error)
+
+    async def _send(self, stream: ByteStream) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._outgoing:
+                    data, self._outgoing = bytes(self._outgoing), bytearray()
+                    await stream.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            self._lose(frames.lost("it ended unexpectedly"))
+
+    def _tell_sandbox(self, kind: bytes, number: int, payload: bytes = b"") -> None:
+        self._outgoing += frames.encode(kind, number, payload)
+        self._wake.set()
+
+    def _answer(self, kind: bytes, number: int, payload: bytes) -> None:
+        """Pass on what the supervisor says. Raises SandboxError (sandbox_lost) where it breaks a rule."""
+        if number == 0 and kind == frames.FAILED:
+            error = frames.failure(payload)
+            raise error if isinstance(error, SandboxError) else frames.lost(str(error))
+        route = self._routes.get(number)
+        if route is None:
+            return
+        if kind in (frames.STDOUT, frames.STDERR):
+            route.outstanding += len(payload)
+            if route.outstanding > frames.WINDOW:
+                raise frames.lost("it sent more than it was allowed to")
+        elif kind == frames.CREDIT:
+            route.input_credit += frames.COUNT.unpack(payload)[0] if len(payload) == frames.COUNT.size else 0
+        elif kind in (frames.RESULT, frames.FAILED):
+            self._finish(number, route)
+        elif kind != frames.INPUT_CLOSED:
+            return
+        if route.client is not None:
+            route.client.send(frames.encode(kind, route.number, payload))
+
+    def _finish(self, number: int, route: _Route) -> None:
+        del self._routes[number]
+        if route.client is not None:
+            route.client.routes.pop(route.number, None)
+        self._rest()
+
+    def _lose(self, error: SandboxError) -> None:
+        """The sandbox is gone: everybody is told, and nothing can be asked any more."""
+        if self._error is None:
+            self._error = error
+            print(f"{error.code}: {error.message}", file=sys.stderr, flush=True)
+        payload = json.dumps(frames.failure_content(self._error)).encode()
+        for number in list(self._routes):
+            self._answer(frames.FAILED, number, payload)
+        self._end("lost")
+
+    # Clients
+
+    def client_came(self, client: _Client) -> None:
+        """A connection of an allowed user was made."""
+        self._clients.add(client)
+        self._rest()
+
+    def client_went(self, client: _Client) -> None:
+        """A connection ended: what it had asked for ends, too, and what it froze goes on."""
+        self._clients.discard(client)
+        for number in client.routes.values():
+            route = self._routes[number]
+            route.client = None
+            if route.kind in (frames.RUN, frames.WRITE, frames.READ):
+                self._kill(number, "cancel", grace_ms=0, discard=True)
+        client.routes.clear()
+        for number in client.holds.values():
+            self._ask(frames.THAW, frames.COUNT.pack(number))
+        client.holds.clear()
+        self._rest()
+        if not self._clients:
+            self._quiet.set()
+
+    def request(self, client: _Client, kind: bytes, number: int, payload: bytes) -> None:
+        """Do, or pass on, what a client asks. Raises SandboxError, ValueError, … where that is malformed."""
+        if kind == frames.GREET:
+            client.greeted = frames.parse(payload).get("protocol") == PROTOCOL
+            hello = {"protocol": PROTOCOL, "supervisor": self._hello}
+            client.send(frames.encode_json(frames.HELLO, 0, hello))
+        elif kind == frames.STOP:
+            self._asked_to_stop(client, number, frames.parse(payload))
+        elif not client.greeted:
+            raise frames.lost("no greeting")
+        elif kind in (frames.DATA, frames.CREDIT, frames.SIGNAL, frames.RESIZE, frames.KILL):
+            self._follow_up(client, kind, number, payload)
+        elif number in client.routes:
+            raise frames.lost(f"id {number} is in use")
+        elif kind == frames.INFO:
+            client.send(frames.encode_json(frames.RESULT, number, self._info()))
+        elif self._error is not None or self._stopping or (self._draining and kind == frames.RUN):
+            error = self._error or SandboxError("The sandbox is being stopped.", code="sandbox_busy")
+            client.send(frames.encode_json(frames.FAILED, number, frames.failure_content(error)))
+        elif kind == frames.THAW:
+            hold = client.holds.pop(frames.COUNT.unpack(payload)[0])
+            self._ask(kind, frames.COUNT.pack(hold), client, number)
+        elif kind in (frames.RUN, frames.FREEZE, frames.WRITE, frames.READ, frames.STAT, frames.COUNTERS):
+            content = json.loads(payload) if kind == frames.RUN else {}
+            asked = self._ask(kind, payload, client, number)
+            route = self._routes[asked]
+            route.argv = [str(word)[:200] for word in content.get("argv", [])][:50]
+            route.tty = bool(content.get("tty"))
+            if kind == frames.FREEZE:
+                client.holds[number] = asked
+        else:
+            raise frames.lost(f"a request {kind!r} that there isn't")
+
+    def _follow_up(self, client: _Client, kind: bytes, number: int, payload: bytes) -> None:
+        asked = client.routes.get(number)
+        if asked is None:
+            return
+        route = self._routes[asked]
+        if kind == frames.CREDIT:
+            route.outstanding -= frames.COUNT.unpack(payload)[0]
+        elif kind == frames.DATA:
+            # The supervisor ends everything where this is exceeded; only this client shall.
+            route.input_credit -= len(payload)
+            if route.input_credit < 0:
+                raise frames.lost("more input than was granted")
+        elif (kind, len(payload)) not in ((frames.SIGNAL, 1), (frames.RESIZE, frames.SIZE.size)):
+            frames.parse(payload)
+        self._tell_sandbox(kind, asked, payload)
+
+    def _ask(self, kind: bytes, payload: bytes, client: _Client | None = None, number: int = 0) -> int:
+        """Start an exchange with the supervisor, for a client or for ourselves; returns its id there."""
+        while self._last == 0 or self._last in self._routes:
+            self._last = (self._last + 1) & 0xFFFFFFFF
+        asked, self._last = self._last, (self._last + 1) & 0xFFFFFFFF
+        self._routes[asked] = _Route(kind, client, number)
+        if client is not None:
+            client.routes[number] = asked
+        self._rest()
+        self._tell_sandbox(kind, asked, payload)
+        return asked
+
+    def _kill(self, number: int, reason: str, *, grace_ms: int, discard: bool) -> None:
+        content = {"grace_ms": grace_ms, "discard": discard, "reason": reason}
+        self._tell_sandbox(frames.KILL, number, json.dumps(content).encode())
+
+    def _jobs(self) -> dict[int, _Route]:
+        return {number: route for number, route in self._routes.items() if route.kind == frames.RUN}
+
+    def _info(self) -> frames.Json:
+        assert self._backend is not None
+        now = time.monotonic()
+        return {
+            "protocol": PROTOCOL,
+            "pid": os.getpid(),
+            "backend": self._backend.kind,
+            "name": self._backend.name,
+            "image": self._spec.image,
+            "targets": [mount.target for mount in self._spec.mounts],
+            "uptime_ms": int((now - self._started) * 1000),
+            "clients": len(self._clients),
+            "jobs": [_describe(route) for route in self._jobs().values()],
+        }
+
+    # Ending
+
+    def _rest(self) -> None:
+        """Count down to the end while there is nobody and nothing."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        if self._draining and not self._jobs():
+            self._end("stop")
+        if not self._clients and not self._routes and not self._stopping:
+            self._idle = asyncio.get_running_loop().call_later(self._spec.idle_seconds, self._end, "idle")
+
+    def _asked_to_stop(self, client: _Client, number: int, content: frames.Json) -> None:
+        shells = [route for route in self._jobs().values() if route.tty]
+        if shells and not content.get("force") and not content.get("drain") and not self._stopping:
+            error = SandboxError(
+                f"A terminal is attached to the sandbox ({' '.join(shells[0].argv)}).",
+                code="sandbox_busy",
+                hint="Leave it first, or say --stop.",
+            )
+            client.send(frames.encode_json(frames.FAILED, number, frames.failure_content(error)))
+            return
+        self._stoppers.append((client, number))
+        if content.get("drain"):
+            self._draining = True
+            self._rest()
+        else:
+            self._end(str(content.get("reason") or "stop"))
+
+    def _end(self, reason: str) -> None:
+        if self._stopping:
+            return
+        self._stopping = reason
+        # From here on whoever comes finds no keeper, and waits for the lock.
+        if self._server is not None:
+            self._server.close()
+        runtime.forget_socket(self._overlay.path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._socket)
+        self._stop.set()
+
+    async def _end_jobs(self) -> None:
+        """End every command, say to whom and why, and note which there were."""
+        for number, route in self._jobs().items():
+            self._ended.append({**_describe(route), "ended_by": self._stopping})
+            self._kill(number, self._stopping, grace_ms=_KILL_GRACE_MS, discard=False)
+        deadline = time.monotonic() + _END_SECONDS
+        while self._jobs() and self._error is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
+        if self._error is None and self._jobs():
+            self._lose(frames.lost("its commands didn't end"))
+
+    async def _unmount(self) -> None:
+        """Have the backend remove everything, however long the engine can't be reached; until then the lock is held."""
+        assert self._backend is not None
+        for attempt in range(sys.maxsize):
+            try:
+                await self._backend.stop()
+                break
+            except WorkbenchError as error:
+                print(f"{error.code}: {error.message}", file=sys.stderr, flush=True)
+                self._tell_stoppers(frames.FAILED, frames.failure_content(SandboxError(error.message, code=error.code)))
+            await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
+        record = self._overlay.record()
+        mounts = tuple(
+            mount.model_copy(update={"live": False}) if mount.name == self._backend.name else mount
+            for mount in record.mounts
+        )
+        self._overlay.save(record.model_copy(update={"mounts": mounts}))
+
+    def _leave(self) -> None:
+        """Free the lock, and only then say that it's done."""
+        self._lock.close()
+        self._tell_stoppers(frames.RESULT, {"ended": self._ended})
+        for client in list(self._clients):
+            client.close()
+
+    def _tell_stoppers(self, kind: bytes, content: frames.Json) -> None:
+        stoppers, self._stoppers = self._stoppers, []
+        for client, number in stoppers:
+            client.send(frames.encode_json(kind, number, content))
+
+
+def _describe(route: _Route) -> frames.Json:
+    return {
+        "argv": route.argv,
+        "tty": route.tty,
+        "client": route.client.pid if route.client else 0,
+        "running_ms": int((time.monotonic() - route.since) * 1000),
+    }
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def main() -> None:
+    """Run as the module's docstring says; returns when the sandbox is gone."""
+    path, lock_fd, ready_fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    os.set_inheritable(ready_fd, False)
+    text = sys.stdin.read()
+    # Nobody's child: whoever started us needn't wait for our end.
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+
+    def tell(content: frames.Json) -> None:
+        # Who started us may be gone; the sandbox is there for the next one.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(ready_fd, json.dumps(content).encode() + b"\n")
+
+    def ready() -> None:
+        tell({"ready": True})
+        os.close(ready_fd)
+
+    async def keep() -> None:
+        overlay = OverlayDirectory.open(path)
+        lock = overlay.adopt_lock(lock_fd)
+        await Keeper(overlay, lock, spec_from_json(text), lambda sentence: tell({"report": sentence})).run(ready)
+
+    try:
+        anyio.run(keep, backend="asyncio")
+    except (WorkbenchError, OSError) as error:
+        traceback.print_exc()
+        if isinstance(error, (SandboxError, OptionsError)):
+            content = frames.failure_content(error)
+        else:
+            content = frames.failure_content(SandboxError(str(error), code="keeper_failed"))
+        with contextlib.suppress(OSError):
+            tell({"error": content})
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

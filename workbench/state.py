@@ -1,0 +1,288 @@
+"""The state directory: where workspaces, their overlays, checkpoints and commits live on disk (DESIGN: state on disk)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import StateError, WorkspaceError
+from workbench.protocol.records import WorkspaceRecord
+from workbench.vfs import paths
+from workbench.vfs.identity import identify, same
+from workbench.vfs.session import OverlayDirectory
+from workbench.vfs.statefile import read_json, write_json
+
+# What may stand in a mount option without a quote or an escape, on every kernel and engine.
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+=-]+")
+_SLUG_CHARACTERS = re.compile(r"[^A-Za-z0-9]+")
+SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def default_state_path() -> str:
+    """`$WORKBENCH_STATE`, else `$XDG_STATE_HOME/workbench`, else `~/.local/state/workbench`."""
+    if chosen := os.environ.get("WORKBENCH_STATE"):
+        return os.path.abspath(chosen)
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.abspath(os.path.join(base, "workbench"))
+
+
+@dataclass(frozen=True, slots=True)
+class StateDirectory:
+    """An existing state directory of ours, mode 0700; `id` tells its containers and volumes from another's."""
+
+    path: str
+    id: str
+
+    @classmethod
+    def open(cls, path: str | None = None) -> StateDirectory:
+        """Make it where it's missing, and check it.
+
+        `path` None is `default_state_path()`. Raises StateError (state_forbidden) where it isn't ours, others may
+        write to it, or its path can't stand in a mount option.
+        """
+        path = os.path.realpath(path or default_state_path())
+        if not _PLAIN_PATH.fullmatch(path):
+            raise StateError(
+                f"The state directory's path {path!r} has characters that can't stand in a mount option.",
+                code="state_forbidden",
+                hint="Set WORKBENCH_STATE to a directory whose path has only ASCII letters, digits and ._/@+=-.",
+            )
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            found = os.lstat(path)
+        except OSError as error:
+            raise StateError(
+                f"The state directory {path} can't be made: {error.strerror}.",
+                code="state_forbidden",
+                hint="Set WORKBENCH_STATE to a directory that you may write to.",
+            ) from error
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise StateError(
+                f"The state directory {path} belongs to somebody else, or others may enter it.",
+                code="state_forbidden",
+                hint=f"Make it yours alone (chmod 700 {path}), or set WORKBENCH_STATE to another directory.",
+            )
+        return cls(path, _state_id(path))
+
+    def workspaces(self) -> Iterator[WorkspaceDirectory]:
+        """Every workspace of this state directory, in order of name; one whose record can't be read is left out."""
+        base = os.path.join(self.path, "workspaces")
+        for name in sorted(os.listdir(base)) if os.path.isdir(base) else ():
+            directory = os.path.join(base, name)
+            with contextlib.suppress(FileNotFoundError, StateError):
+                yield WorkspaceDirectory(directory, read_json(_record_path(directory), WorkspaceRecord))
+
+    def workspace(self, root: bytes) -> WorkspaceDirectory:
+        """The workspace of the real directory `root` (absolute, without symlinks), made where it's new.
+
+        A directory is known by its file handle, whatever path leads to it, so one that was moved keeps its workspace.
+        Raises WorkspaceError: workspace_missing, workspace_unreadable, workspace_forbidden, and workspace_replaced
+        where another directory stands at the path and the old one's overlays still hold changes.
+        """
+        self._refuse_forbidden(root)
+        try:
+            root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise WorkspaceError(
+                f"There is no directory {paths.display(root)}.",
+                code="workspace_missing",
+                hint="Name an existing directory with -w.",
+            ) from error
+        except OSError as error:
+            raise WorkspaceError(
+                f"The directory {paths.display(root)} can't be read: {error.strerror}.", code="workspace_unreadable"
+            ) from error
+        try:
+            if not os.access(b".", os.R_OK | os.X_OK, dir_fd=root_fd, effective_ids=True):
+                raise WorkspaceError(f"The directory {paths.display(root)} can't be read.", code="workspace_unreadable")
+            handle, inode, birth_ns = identify(root_fd)
+        finally:
+            os.close(root_fd)
+        record = WorkspaceRecord(
+            root=paths.display(root), root_bytes=root, handle=handle, inode=inode, birth_ns=birth_ns
+        )
+        return self._find(record, (handle, inode, birth_ns)) or self._create(record)
+
+    def _find(self, record: WorkspaceRecord, identity: tuple[bytes, int, int]) -> WorkspaceDirectory | None:
+        found = None
+        for workspace in self._candidates(record):
+            is_same = same(workspace.record, identity)
+            if is_same and (workspace.root == record.root_bytes or not workspace.stands_elsewhere(record)):
+                found = workspace
+            elif not is_same and workspace.root == record.root_bytes:
+                workspace.retire_if_empty()
+        if found is not None and found.root != record.root_bytes:
+            found = WorkspaceDirectory(found.path, record)
+            found.save()
+        return found
+
+    def _candidates(self, record: WorkspaceRecord) -> Iterator[WorkspaceDirectory]:
+        """Those whose name says the same directory or a like-named path: the cost doesn't grow with the records."""
+        base = os.path.join(self.path, "workspaces")
+        slug, key = _slug(record.root_bytes), _key(record)
+        for name in sorted(os.listdir(base)) if os.path.isdir(base) else ():
+            if name.startswith(f"{slug}-") or name.endswith(f"-{key}") or f"-{key}-" in name:
+                directory = os.path.join(base, name)
+                with contextlib.suppress(FileNotFoundError):
+                    yield WorkspaceDirectory(directory, read_json(_record_path(directory), WorkspaceRecord))
+
+    def _create(self, record: WorkspaceRecord) -> WorkspaceDirectory:
+        base = os.path.join(self.path, "workspaces", f"{_slug(record.root_bytes)}-{_key(record)}")
+        path, number = base, 1
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        while True:
+            try:
+                os.mkdir(path, 0o700)
+                break
+            except FileExistsError:
+                if not os.path.exists(_record_path(path)):
+                    break  # another process is making it, or died while it did: the same record is written either way
+                number += 1
+                path = f"{base}-{number}"
+        created = WorkspaceDirectory(path, record)
+        created.save()
+        return created
+
+    def _refuse_forbidden(self, root: bytes) -> None:
+        home = os.path.realpath(os.fsencode(os.path.expanduser("~")))
+        state = os.fsencode(self.path)
+        for forbidden, what in ((b"/", "the root of the filesystem"), (home, "your home directory")):
+            if root == forbidden:
+                raise WorkspaceError(
+                    f"A workspace can't be {what}.",
+                    code="workspace_forbidden",
+                    hint="Name the directory of one project with -w.",
+                )
+        if _contains(root, state) or _contains(state, root):
+            raise WorkspaceError(
+                f"The workspace {paths.display(root)} and the state directory {self.path} lie in each other.",
+                code="workspace_forbidden",
+                hint="Set WORKBENCH_STATE to a directory outside the workspace.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceDirectory:
+    """`workspaces/<slug>-<id>/`: everything kept for one real directory."""
+
+    path: str
+    record: WorkspaceRecord
+
+    @property
+    def root(self) -> bytes:
+        return self.record.root_bytes
+
+    @property
+    def lower_link(self) -> str:
+        """A symlink to the real directory, so that its own path never stands in a mount option."""
+        return os.path.join(self.path, "lower")
+
+    @property
+    def checkpoints(self) -> str:
+        return os.path.join(self.path, "checkpoints.git")
+
+    @property
+    def commits(self) -> str:
+        return os.path.join(self.path, "commits")
+
+    def save(self) -> None:
+        """Write the record, and point the `lower` link at the real directory."""
+        os.makedirs(self.commits, mode=0o700, exist_ok=True)
+        temporary = f"{self.lower_link}.{secrets.token_hex(4)}"
+        os.symlink(self.root, os.fsencode(temporary))
+        os.rename(temporary, self.lower_link)
+        write_json(_record_path(self.path), self.record)
+
+    def sessions(self) -> list[str]:
+        """The names of its sessions, sorted."""
+        base = os.path.join(self.path, "overlays")
+        return sorted(os.listdir(base)) if os.path.isdir(base) else []
+
+    def overlay_path(self, session: str) -> str:
+        return os.path.join(self.path, "overlays", session)
+
+    def overlay(self, session: str) -> OverlayDirectory:
+        """The overlay of a session, made where it's new.
+
+        Its scratch directory is `_notes`, or the next name that the real directory doesn't have at that moment.
+        """
+        path = self.overlay_path(session)
+        if os.path.exists(os.path.join(path, "overlay.json")):
+            return OverlayDirectory.open(path)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        scratch, number = b"_notes", 1
+        while os.path.lexists(os.path.join(self.root, scratch)):
+            number += 1
+            scratch = b"_notes-%d" % number
+        return OverlayDirectory.create(path, session=session, scratch=os.fsdecode(scratch))
+
+    def stands_elsewhere(self, record: WorkspaceRecord) -> bool:
+        """Whether this workspace's own path still leads to a directory other than the one of `record`."""
+        with contextlib.suppress(OSError):
+            return not os.path.samefile(self.root, record.root_bytes)
+        return False
+
+    def retire_if_empty(self) -> None:
+        """Let go of a path at which another directory stands now.
+
+        Raises WorkspaceError (workspace_replaced) where an overlay still holds changes against the old one.
+        """
+        for session in self.sessions():
+            upper = os.path.join(self.overlay_path(session), "upper")
+            if os.path.isdir(upper) and os.listdir(upper):
+                raise WorkspaceError(
+                    f"The directory {self.record.root} isn't the one that session {session!r} started from.",
+                    code="workspace_replaced",
+                    hint="Put the old directory back, or let go of what the session holds with "
+                    f"`workbench discard --replaced --session {session}`.",
+                )
+        self.retire()
+
+    def retire(self) -> None:
+        """Forget the path: what is kept here no longer stands for the directory at it."""
+        write_json(_record_path(self.path), self.record.model_copy(update={"root_bytes": b"", "root": ""}))
+
+
+def _slug(root: bytes) -> str:
+    return _SLUG_CHARACTERS.sub("-", os.fsdecode(os.path.basename(root))).strip("-")[:32] or "workspace"
+
+
+def _key(record: WorkspaceRecord) -> str:
+    """12 hex digits of the directory's identity."""
+    identity = record.handle or b"%d:%d" % (record.inode, record.birth_ns)
+    return hashlib.sha256(identity).hexdigest()[:12]
+
+
+def _record_path(directory: str) -> str:
+    return os.path.join(directory, "workspace.json")
+
+
+def _contains(outer: bytes, inner: bytes) -> bool:
+    return inner == outer or outer in _ancestors(inner)
+
+
+def _ancestors(path: bytes) -> set[bytes]:
+    return {os.fsencode(parent) for parent in Path(os.fsdecode(path)).parents}
+
+
+def _state_id(path: str) -> str:
+    """A random name, made once; two that start at the same moment end up with the same one."""
+    file = os.path.join(path, "id")
+    try:
+        with open(file, encoding="ascii") as stream:
+            return stream.read().strip()
+    except FileNotFoundError:
+        temporary = f"{file}.{secrets.token_hex(4)}"
+        with open(temporary, "x", encoding="ascii") as stream:
+            stream.write(secrets.token_hex(8) + "\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, file)
+        os.unlink(temporary)
+        return _state_id(path)

@@ -1,0 +1,1 @@
+"""The virtual filesystem: paths, storages and the overlay."""

@@ -1,0 +1,436 @@
+"""One real directory with its overlay, its sandbox, its checkpoints and its review."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from anyio import to_thread
+
+from workbench.checkpoints import manifest_format
+from workbench.checkpoints.store import Checkpoint, CheckpointStore
+from workbench.errors import CommitError, ConflictError, OptionsError, OverlayError
+from workbench.mounting import Mounting, SandboxOptions
+from workbench.protocol.commands import Command, CommandResult
+from workbench.review.bases import conflicts
+from workbench.review.changeset import ChangeSet
+from workbench.review.commit import commit
+from workbench.review.compare import change_set
+from workbench.review.landed import Committed, unsettled
+from workbench.review.recovery import pending, recover
+from workbench.review.remaining import remaining
+from workbench.review.shown import ShownDigests
+from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.frames import Hello
+from workbench.state import SESSION_NAME, StateDirectory, WorkspaceDirectory
+from workbench.vfs import paths
+from workbench.vfs.local import LocalStorage
+from workbench.vfs.session import OverlayDirectory
+from workbench.vfs.statefile import write_file
+
+Report = Callable[[str], None]
+
+_LOCK_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxStatus:
+    """`backend` is empty before the first command; `jobs` counts what runs at this moment."""
+
+    backend: str
+    running: bool
+    jobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceStatus:
+    """What `Workspace.status` found; `digest` is the one last shown, None where none was."""
+
+    changes: ChangeSet
+    digest: str | None
+    sandbox: SandboxStatus
+    conflicts: tuple[bytes, ...]
+    lower_changed: bool
+    mount_points: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A commit that landed: what it was, what stayed in the overlay, how many processes it ended."""
+
+    committed: Committed
+    left: ChangeSet
+    ended_processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """What `Workspace.discard` dropped, and the checkpoint that still holds it."""
+
+    changes: int
+    checkpoint: str
+    ended_processes: int
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class Workspace:
+    """A real directory that is worked on through an overlay, and changes only through `commit`.
+
+    Open it with `Workspace.open`, and use it as an async context manager.
+    """
+
+    def __init__(
+        self,
+        state: StateDirectory,
+        directory: WorkspaceDirectory,
+        overlay: OverlayDirectory,
+        session: str,
+        options: SandboxOptions,
+    ) -> None:
+        self._state = state
+        self._directory = directory
+        self._overlay = overlay
+        self._store = CheckpointStore(directory.checkpoints)
+        self._lower = LocalStorage(directory.root)
+        self._mounting = Mounting(state, directory, overlay, self._store, self._lower, options)
+        self.session = session
+        self.shown = ShownDigests(overlay.path)
+        self.recovered: tuple[str, ...] = ()
+        """What opening it had to put right after a crash, a sentence each."""
+
+    @classmethod
+    def open(
+        cls,
+        path: str | bytes | os.PathLike[str] = ".",
+        *,
+        session: str = "default",
+        options: SandboxOptions | None = None,
+        state_path: str | None = None,
+    ) -> Self:
+        """Open the workspace of a directory; nothing is mounted, nothing copied.
+
+        First completes a commit that a crash cut short. `session` is 1 to 64 letters, digits and `._-`. Raises
+        OptionsError, StateError, WorkspaceError, and CommitError (commit_incomplete) where what a crash left can't be
+        put right.
+        """
+        if not SESSION_NAME.fullmatch(session):
+            raise OptionsError(
+                f"{session!r} can't name a session.",
+                hint="Use 1 to 64 letters, digits, dots, underscores and hyphens, beginning with a letter or digit.",
+            )
+        state = StateDirectory.open(state_path)
+        directory = state.workspace(os.path.realpath(os.fsencode(path)))
+        workspace = cls(state, directory, directory.overlay(session), session, options or SandboxOptions())
+        try:
+            workspace._complete()
+        except BaseException:
+            workspace.close()
+            raise
+        return workspace
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of file descriptors; a warm sandbox stays."""
+        self._lower.close()
+        self._store.close()
+
+    @property
+    def root(self) -> bytes:
+        """The real directory, absolute and without symlinks."""
+        return self._directory.root
+
+    @property
+    def lower(self) -> LocalStorage:
+        """The real directory, for reading."""
+        return self._lower
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The checkpoints of all sessions of this workspace."""
+        return self._store
+
+    # Commands
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        stdin: AsyncIterator[bytes] | None = None,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        report: Report = _silent,
+    ) -> CommandResult:
+        """Run a command in the sandbox, which is started where none is warm.
+
+        A command that ran is a result, whatever its exit code. Raises CommandError where it never ran, SandboxError
+        where there's no sandbox or it was lost, OverlayError (overlay_busy).
+        """
+        async with await self.sandbox(report) as client:
+            command = self.located(command, await client.hello())
+            return await client.run(command, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr)
+
+    def located(self, command: Command, hello: Hello, here: bytes | None = None) -> Command:
+        """The command with its directory as the sandbox names it.
+
+        `hello` is the supervisor's: its first mount is the workspace's. A command without a directory gets the one that
+        corresponds to `here` where that lies in the workspace, else the workspace's root.
+        """
+        if command.cwd:
+            return command
+        cwd = hello.mounts[0].target
+        if here is not None and _lies_in(here, self.root):
+            cwd = os.path.join(cwd, os.fsdecode(os.path.relpath(here, self.root))) if here != self.root else cwd
+        return replace(command, cwd=cwd)
+
+    async def sandbox(self, report: Report = _silent) -> KeeperClient:
+        """The warm sandbox, else a new one; `report` hears what takes long, a sentence each.
+
+        One that the real workspace changed under is mounted anew where nothing runs in it. Raises as `exec`.
+        """
+        client = await KeeperClient.connect(self._overlay.path)
+        if client is not None and self._mounting.lower_changed:
+            if (await client.info()).jobs:
+                report("The workspace changed underneath; running commands go on with what they have seen.")
+            else:
+                await self._stop(client, "refresh", force=False)
+                client = None
+        if client is not None:
+            return client
+        return await self._mounting.start(report, self._complete_overlay)
+
+    async def refresh(self, *, force: bool = False, report: Report = _silent) -> int:
+        """Mount a running sandbox anew, so that it sees the real workspace as it is; how many processes that ended.
+
+        Without `force` raises SandboxError (sandbox_busy) where a shell is attached.
+        """
+        ended = await self.stop(force=force, reason="refresh")
+        async with await self._mounting.start(report, self._complete_overlay):
+            return ended
+
+    async def stop(self, *, force: bool = True, reason: str = "stop") -> int:
+        """End the sandbox where one runs; how many processes that ended.
+
+        Without `force` raises SandboxError (sandbox_busy) where a shell is attached.
+        """
+        client = await KeeperClient.connect(self._overlay.path)
+        return 0 if client is None else await self._stop(client, reason, force=force)
+
+    async def _stop(self, client: KeeperClient, reason: str, *, force: bool) -> int:
+        async with client:
+            return len(await client.stop(force=force, reason=reason))
+
+    # Looking
+
+    async def checkpoint(self, message_id: str | None = None, *, label: str = "") -> Checkpoint:
+        """Keep the upper layer as it is at this moment; without a change since the last one, that one.
+
+        Where a sandbox runs it is frozen for the while. Raises CheckpointError, OverlayError (overlay_busy).
+        """
+        message_id = message_id or f"auto-{uuid.uuid4().hex}"
+        while True:
+            client = await KeeperClient.connect(self._overlay.path)
+            if client is not None:
+                async with client, client.freeze():
+                    taken = await to_thread.run_sync(lambda: self._mounting.take(message_id, label, offline=False))
+                    unreadable = any(e.omitted == "unreadable" for e in taken.manifest.entries.values())
+                    if not unreadable or (await client.info()).jobs:
+                        return taken
+                # Only the owner can open up what a command closed to itself, and only while nothing is mounted.
+                await self.stop(force=False, reason="checkpoint")
+            with contextlib.suppress(OverlayError):
+                async with self._offline(timeout=1.0 if client is None else _LOCK_TIMEOUT_S):
+                    return await to_thread.run_sync(lambda: self._mounting.take(message_id, label, offline=True))
+            if client is None and await KeeperClient.connect(self._overlay.path) is None:
+                async with self._offline(timeout=_LOCK_TIMEOUT_S):
+                    return await to_thread.run_sync(lambda: self._mounting.take(message_id, label, offline=True))
+
+    async def changes(self) -> ChangeSet:
+        """Take a checkpoint and compare it with the real workspace. Raises as `checkpoint`."""
+        checkpoint = await self.checkpoint(label="looked at")
+        return await to_thread.run_sync(lambda: self._compare(checkpoint))
+
+    def reviewed(self, changes: ChangeSet, terminal: str = "") -> str:
+        """Say that a change set was shown, on a terminal of this name; its digest, which a commit may name from now on."""
+        self.shown.add(changes.digest, changes.checkpoint, terminal)
+        return changes.digest
+
+    async def status(self) -> WorkspaceStatus:
+        """What there is, what would conflict, and what runs. Raises as `checkpoint`."""
+        checkpoint = await self.checkpoint(label="looked at")
+        changes = await to_thread.run_sync(lambda: self._compare(checkpoint))
+        conflicting = await to_thread.run_sync(lambda: conflicts(self._lower, changes, checkpoint.manifest))
+        client = await KeeperClient.connect(self._overlay.path)
+        sandbox = SandboxStatus(self._overlay.record().backend, running=False)
+        if client is not None:
+            async with client:
+                info = await client.info()
+                sandbox = SandboxStatus(info.backend, running=True, jobs=info.jobs)
+        last = self.shown.last()
+        return WorkspaceStatus(
+            changes,
+            last.digest if last else None,
+            sandbox,
+            tuple(conflicting),
+            self._mounting.lower_changed,
+            tuple(self._lower.mount_points()),
+        )
+
+    def _compare(self, checkpoint: Checkpoint) -> ChangeSet:
+        scratch = os.fsencode(self._overlay.record().scratch)
+        return change_set(checkpoint.commit, checkpoint.manifest, self._lower, self._store, scratch=scratch)
+
+    # Deciding
+
+    async def commit(self, digest: str, *, allow_risky: bool = False, force: bool = False) -> Landed:
+        """Land exactly the change set that was shown under `digest`, all of it or nothing; what came later stays.
+
+        Ends the sandbox first; `force` also where a shell is attached. Raises CommitError (digest_unknown,
+        digest_changed, risky_paths, not_landable, commit_failed), ConflictError, SandboxError (sandbox_busy).
+        """
+        shown = self.shown.find(digest)
+        ended = await self.stop(force=force, reason="commit")
+        async with self._offline(timeout=_LOCK_TIMEOUT_S):
+            await to_thread.run_sync(self._complete_overlay)
+            return await to_thread.run_sync(lambda: self._commit(shown.digest, shown.checkpoint, allow_risky, ended))
+
+    def _commit(self, digest: str, checkpoint: str, allow_risky: bool, ended: int) -> Landed:
+        reviewed = self._store.get(checkpoint)
+        changes = self._compare(reviewed)
+        if conflicting := conflicts(self._lower, changes, reviewed.manifest):
+            raise ConflictError(
+                f"The real workspace changed meanwhile in {_count(len(conflicting), 'path')} of this commit; nothing was applied.",
+                paths=conflicting,
+                hint="Look with `workbench status`; discard, or put those paths back as they were.",
+            )
+        if changes.digest != digest:
+            raise CommitError(
+                "What would land is no longer what was shown: the real workspace changed around it.",
+                code="digest_changed",
+                hint="Look again with `workbench diff`, and commit the digest it names.",
+            )
+        if changes.risky and not allow_risky:
+            raise CommitError(
+                f"{_count(len(changes.risky), 'path')} would make a host run code: "
+                + ", ".join(paths.display(change.path) for change in changes.risky[:5]),
+                code="risky_paths",
+                hint="Look at them in `workbench diff`, then say `--allow-risky`.",
+            )
+        with self._ancestors() as descriptors:
+            committed = commit(
+                self._lower,
+                self._directory.commits,
+                changes,
+                reviewed.manifest,
+                self._store,
+                session=self.session,
+                locks=descriptors,
+            )
+        self._settle(committed)
+        self._mark_siblings()
+        rest = self._mounting.take(f"rest-{uuid.uuid4().hex}", "after a commit", offline=True)
+        return Landed(committed, self._compare(rest), ended)
+
+    def _settle(self, committed: Committed) -> None:
+        """Make the upper what remains of it over the new lower.
+
+        What remains is written down first: computed again over an upper that it was already brought to, it would take
+        what landed for what was deleted since.
+        """
+        file = os.path.join(committed.directory, "remaining")
+        try:
+            with open(file, "rb") as stream:
+                rest = manifest_format.from_bytes(stream.read())
+        except FileNotFoundError:
+            now = self._mounting.take(f"commit-{uuid.uuid4().hex}", "before a commit", offline=True)
+            kept = self._mounting.without_repositories(now.manifest)
+            rest = remaining(kept, self._lower, committed.landed_bases, added=committed.added)
+            write_file(file, manifest_format.to_bytes(rest))
+        self._mounting.replace_upper(rest, "after a commit")
+        self.shown.clear()
+        committed.settle()
+
+    async def discard(self, *, force: bool = False) -> Discarded:
+        """Drop everything the overlay holds; a checkpoint of it is kept.
+
+        Ends the sandbox first; `force` also where a shell is attached. Raises CheckpointError, SandboxError
+        (sandbox_busy), OverlayError (overlay_busy).
+        """
+        ended = await self.stop(force=force, reason="discard")
+        async with self._offline(timeout=_LOCK_TIMEOUT_S):
+            return await to_thread.run_sync(lambda: self._discard(ended))
+
+    def _discard(self, ended: int) -> Discarded:
+        now = self._mounting.take(f"discard-{uuid.uuid4().hex}", "before a discard", offline=True)
+        changes = self._compare(now)
+        self._mounting.empty()
+        self.shown.clear()
+        return Discarded(len(changes.shown), now.commit, ended)
+
+    # Crashes, locks
+
+    def _complete(self) -> None:
+        """Finish what a crash cut short: a commit on its way, or an upper on its way to what it should be."""
+        commits = self._directory.commits
+        if pending(commits):
+            self.recovered = tuple(str(found) for found in recover(self._lower, commits))
+        if self._is_overlay_incomplete():
+            with self._overlay.lock(_LOCK_TIMEOUT_S):
+                self._mounting.unmount_leftovers()
+                self._complete_overlay()
+
+    def _is_overlay_incomplete(self) -> bool:
+        return self._mounting.is_restore_pending or any(
+            committed.session == self.session for committed in unsettled(self._directory.commits)
+        )
+
+    def _complete_overlay(self) -> None:
+        """The overlay's part of it; the lock is held, nothing is mounted."""
+        self._mounting.complete()
+        for committed in unsettled(self._directory.commits):
+            if committed.session == self.session:
+                self._settle(committed)
+
+    def _offline(self, timeout: float) -> AbstractAsyncContextManager[None]:
+        """Hold the overlay's lock, with nothing mounted."""
+        return self._mounting.offline(timeout)
+
+    def _mark_siblings(self) -> None:
+        for session in self._directory.sessions():
+            if session != self.session:
+                self._mounting.mark_lower_changed(self._directory.overlay_path(session))
+
+    @contextlib.contextmanager
+    def _ancestors(self) -> Iterator[Sequence[int]]:
+        """Descriptors of the workspaces that this one lies in: a commit of theirs and one of ours exclude each other."""
+        with contextlib.ExitStack() as stack:
+            found = []
+            for workspace in self._state.workspaces():
+                if workspace.root and workspace.root != self.root and _lies_in(self.root, workspace.root):
+                    with contextlib.suppress(OSError):
+                        found.append(os.open(workspace.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+                        stack.callback(os.close, found[-1])
+            yield found
+
+
+def _lies_in(path: bytes, directory: bytes) -> bool:
+    return os.path.commonpath((path, directory)) == directory
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
