@@ -26,7 +26,7 @@ from typing import ClassVar
 
 
 class WorkbenchError(Exception):
-    """The root of the tree: a stable `code`, a `message` of one sentence and, where there is one, a next step (`hint`)."""
+    """The root of the tree: a stable `code`, a `message` of one sentence and, where there is one, a next step."""
 
     default_code: ClassVar[str] = "error"
 

@@ -1,9 +1,9 @@
 """What happens around a mount of an overlay: preparing it, starting a sandbox over it, scanning its upper afterwards.
 
-Three things are kept true here. Every path's base is judged by the epoch of the mount it was first touched in, so what an
-earlier mount left is scanned before the next one. A repository is one unit: while any of it is in the upper, the real one
-must be as it was, else the upper's part is set aside (a checkpoint keeps it). And nobody writes the upper but the holder of
-the overlay's lock, with nothing mounted.
+Three things are kept true here. Every path's base is judged by the epoch of the mount it was first touched in, so what
+an earlier mount left is scanned before the next one. A repository is one unit: while any of it is in the upper, the real
+one must be as it was, else the upper's part is set aside (a checkpoint keeps it). And nobody writes the upper but the
+holder of the overlay's lock, with nothing mounted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from anyio import to_thread
 
+from workbench import warm
 from workbench.checkpoints.manifest import Entry, Manifest
 from workbench.checkpoints.restore import pending, restore
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
@@ -35,6 +36,7 @@ from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.session import OverlayDirectory, OverlayLock
 from workbench.vfs.storage import Kind
+from workbench.vfs.upper import LocalUpper
 
 Report = Callable[[str], None]
 
@@ -48,15 +50,15 @@ _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 class SandboxOptions:
     """How a sandbox is made.
 
-    `backend` is `auto`, `docker` or `namespace`; what a session had first stays, unless it is named. `image` empty is the
-    session's, else the default one. `environment` is added to what commands get. `idle_seconds` is how long a sandbox
+    `backend` is `auto`, `docker` or `namespace`; what a session had first stays, unless it's named. `image` empty is
+    the session's, else the default one. `environment` is added to what commands get. `idle_seconds` is how long a sandbox
     without commands stays.
     """
 
     backend: str = "auto"
     image: str = ""
     environment: dict[str, str] = field(default_factory=dict)
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     idle_seconds: float = 600
     runtime: str = ""
 
@@ -158,12 +160,18 @@ class Mounting:
         """The common git directory of a linked worktree, as an overlay of its own beside the workspace's."""
         git = self._git_overlay()
         link = os.path.join(git.path, "lower")
-        if not os.path.lexists(link):
+        with contextlib.suppress(FileExistsError):
             os.symlink(common, os.fsencode(link))
         return OverlayMount(link, git.upper_path, git.work_path, os.fsdecode(common))
 
     def _git_overlay(self) -> OverlayDirectory:
         return OverlayDirectory.create(os.path.join(self._overlay.path, "git"), session="git")
+
+    def _git_overlay_or_none(self) -> OverlayDirectory | None:
+        try:
+            return OverlayDirectory.open(os.path.join(self._overlay.path, "git"))
+        except FileNotFoundError:
+            return None
 
     def _environment(self) -> dict[str, str]:
         passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -180,26 +188,52 @@ class Mounting:
         if self._overlay.record().mounts:
             self.take(f"mount-{uuid.uuid4().hex}", "before a mount", offline=True)
         self._overlay.adopt_root(self._lower)
+        if (git := self._git_overlay_or_none()) is not None:
+            with LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
+                git.adopt_root(lower)
         self._agree_on_repository(report)
-        self._overlay.save(
-            self._overlay.record().model_copy(update={"backend": spec.backend, "image": spec.image})
-        )
-        self.clear_lower_changed()
+        self._overlay.save(self._overlay.record().model_copy(update={"backend": spec.backend, "image": spec.image}))
+        warm.note_mounted(self._overlay.path, self._directory.root)
 
     def _agree_on_repository(self, report: Report) -> None:
-        """Set the upper's part of the repository aside where the real one has moved on since it was copied up."""
+        """Set aside what the overlay has of the repository where the real one moved on since it was copied up."""
         record = self._overlay.record()
         fingerprint = repository.fingerprint(self._lower)
-        latest = self._store.latest(record.session)
-        if latest is not None and record.git_fingerprint not in ("", fingerprint):
-            kept = self.without_repositories(latest.manifest)
-            if len(kept.entries) != len(latest.manifest.entries):
-                self.replace_upper(kept, "the real repository moved on")
-                report(
-                    "the real repository changed since, so what commands did to its .git in the overlay was set aside "
-                    f"(checkpoint {latest.commit[:12]} keeps it)"
-                )
+        if record.git_fingerprint not in ("", fingerprint) and (kept := self.set_repositories_aside()):
+            report(
+                "the real repository changed since, so what commands did to its .git in the overlay was set aside "
+                f"(checkpoint {kept[:12]} keeps it)"
+            )
         self._overlay.save(self._overlay.record().model_copy(update={"git_fingerprint": fingerprint}))
+
+    def set_repositories_aside(self) -> str:
+        """Drop what the overlay has of the real repositories; the lock is held, nothing is mounted.
+
+        Returns the checkpoint that keeps it, empty where there was nothing. Raises CheckpointError.
+        """
+        kept = self.empty_git_overlay()
+        latest = self._store.latest(self._overlay.record().session)
+        if latest is not None:
+            rest = self.without_repositories(latest.manifest)
+            if len(rest.entries) != len(latest.manifest.entries):
+                self.replace_upper(rest, "without the repository")
+                kept = latest.commit
+        return kept
+
+    def empty_git_overlay(self) -> str:
+        """Drop what the overlay of a linked worktree's git directory holds; the checkpoint that keeps it, or nothing."""
+        git = self._git_overlay_or_none()
+        if git is None:
+            return ""
+        session = f"{self._overlay.record().session}/git"
+        with git.upper() as upper, LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
+            if not upper.list(b""):
+                return ""
+            taken = self._store.take(
+                session, upper, lower, message_id=f"git-{uuid.uuid4().hex}", epoch_ns=0, offline=True
+            )
+            restore(git.upper_path, upper, _nothing(upper), self._store)
+        return taken.commit
 
     # Scanning and writing the upper
 
@@ -246,12 +280,11 @@ class Mounting:
             self.replace_upper(target, "after a crash")
 
     def empty(self) -> None:
-        """Make the upper, and that of a linked worktree's git directory, hold nothing. As `replace_upper`."""
-        record = self._overlay.record()
+        """Make the overlay hold nothing. As `replace_upper`."""
+        self.empty_git_overlay()
         with self._overlay.upper() as upper:
-            root = os.fstat(upper.root_fd)
-        entry = Entry(b"", Kind.DIR, root.st_mode & 0o7777, root.st_uid, root.st_gid, 0, root.st_mtime_ns, 0, 0)
-        self.replace_upper(Manifest({b"": entry}), "discarded")
+            nothing = _nothing(upper)
+        self.replace_upper(nothing, "discarded")
         self._overlay.save(self._overlay.record().model_copy(update={"root_mode": None, "git_fingerprint": ""}))
         self._overlay.adopt_root(self._lower)
 
@@ -277,22 +310,12 @@ class Mounting:
         for mount in record.mounts:
             leftovers.ensure_unmounted(mount)
 
-    # A lower that changed under a mount
 
-    @property
-    def lower_changed(self) -> bool:
-        """Whether the real workspace is known to have changed since the overlay was last mounted."""
-        return os.path.exists(_marker(self._overlay.path))
-
-    def clear_lower_changed(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(_marker(self._overlay.path))
-
-    @staticmethod
-    def mark_lower_changed(overlay_path: str) -> None:
-        """Say that the real workspace changed under this overlay, mounted or not."""
-        with open(_marker(overlay_path), "wb"):
-            pass
+def _nothing(upper: LocalUpper) -> Manifest:
+    """The manifest of an upper with nothing in it."""
+    root = os.fstat(upper.root_fd)
+    mode, times = root.st_mode & 0o7777, (root.st_mtime_ns, root.st_ctime_ns)
+    return Manifest({b"": Entry(b"", Kind.DIR, mode, root.st_uid, root.st_gid, 0, *times, root.st_ino)})
 
 
 def epoch(mounts: tuple[MountRecord, ...]) -> int | None:
@@ -318,10 +341,6 @@ def boot_id() -> str:
 def clock_offset_ns() -> int:
     """The real-time clock less the boot-time clock: constant but for steps of the former."""
     return time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-def _marker(overlay_path: str) -> str:
-    return os.path.join(overlay_path, "lower-changed")
 
 
 def _who(root: bytes) -> tuple[int, int, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""The state directory: where workspaces, their overlays, checkpoints and commits live on disk (DESIGN: state on disk)."""
+"""The state directory: where workspaces, their overlays, checkpoints and commits live on disk."""
 
 from __future__ import annotations
 
@@ -18,19 +18,10 @@ from workbench.vfs import paths
 from workbench.vfs.identity import identify, same
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import read_json, write_json
+from workbench.warm import default_state_path, slug
 
 # What may stand in a mount option without a quote or an escape, on every kernel and engine.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+=-]+")
-_SLUG_CHARACTERS = re.compile(r"[^A-Za-z0-9]+")
-SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-def default_state_path() -> str:
-    """`$WORKBENCH_STATE`, else `$XDG_STATE_HOME/workbench`, else `~/.local/state/workbench`."""
-    if chosen := os.environ.get("WORKBENCH_STATE"):
-        return os.path.abspath(chosen)
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.abspath(os.path.join(base, "workbench"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +117,15 @@ class StateDirectory:
     def _candidates(self, record: WorkspaceRecord) -> Iterator[WorkspaceDirectory]:
         """Those whose name says the same directory or a like-named path: the cost doesn't grow with the records."""
         base = os.path.join(self.path, "workspaces")
-        slug, key = _slug(record.root_bytes), _key(record)
+        prefix, key = slug(record.root_bytes), _key(record)
         for name in sorted(os.listdir(base)) if os.path.isdir(base) else ():
-            if name.startswith(f"{slug}-") or name.endswith(f"-{key}") or f"-{key}-" in name:
+            if name.startswith(f"{prefix}-") or name.endswith(f"-{key}") or f"-{key}-" in name:
                 directory = os.path.join(base, name)
                 with contextlib.suppress(FileNotFoundError):
                     yield WorkspaceDirectory(directory, read_json(_record_path(directory), WorkspaceRecord))
 
     def _create(self, record: WorkspaceRecord) -> WorkspaceDirectory:
-        base = os.path.join(self.path, "workspaces", f"{_slug(record.root_bytes)}-{_key(record)}")
+        base = os.path.join(self.path, "workspaces", f"{slug(record.root_bytes)}-{_key(record)}")
         path, number = base, 1
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         while True:
@@ -248,10 +239,6 @@ class WorkspaceDirectory:
     def retire(self) -> None:
         """Forget the path: what is kept here no longer stands for the directory at it."""
         write_json(_record_path(self.path), self.record.model_copy(update={"root_bytes": b"", "root": ""}))
-
-
-def _slug(root: bytes) -> str:
-    return _SLUG_CHARACTERS.sub("-", os.fsdecode(os.path.basename(root))).strip("-")[:32] or "workspace"
 
 
 def _key(record: WorkspaceRecord) -> str:

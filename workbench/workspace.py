@@ -7,12 +7,13 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from anyio import to_thread
 
+from workbench import warm
 from workbench.checkpoints import manifest_format
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CommitError, ConflictError, OptionsError, OverlayError
@@ -27,12 +28,12 @@ from workbench.review.recovery import pending, recover
 from workbench.review.remaining import remaining
 from workbench.review.shown import ShownDigests
 from workbench.sandbox.client import KeeperClient
-from workbench.sandbox.frames import Hello
-from workbench.state import SESSION_NAME, StateDirectory, WorkspaceDirectory
+from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs import paths
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import write_file
+from workbench.warm import SESSION_NAME
 
 Report = Callable[[str], None]
 
@@ -156,6 +157,11 @@ class Workspace:
         return self._directory.root
 
     @property
+    def overlay_path(self) -> str:
+        """The overlay's directory in the state directory."""
+        return self._overlay.path
+
+    @property
     def lower(self) -> LocalStorage:
         """The real directory, for reading."""
         return self._lower
@@ -182,21 +188,7 @@ class Workspace:
         where there's no sandbox or it was lost, OverlayError (overlay_busy).
         """
         async with await self.sandbox(report) as client:
-            command = self.located(command, await client.hello())
             return await client.run(command, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr)
-
-    def located(self, command: Command, hello: Hello, here: bytes | None = None) -> Command:
-        """The command with its directory as the sandbox names it.
-
-        `hello` is the supervisor's: its first mount is the workspace's. A command without a directory gets the one that
-        corresponds to `here` where that lies in the workspace, else the workspace's root.
-        """
-        if command.cwd:
-            return command
-        cwd = hello.mounts[0].target
-        if here is not None and _lies_in(here, self.root):
-            cwd = os.path.join(cwd, os.fsdecode(os.path.relpath(here, self.root))) if here != self.root else cwd
-        return replace(command, cwd=cwd)
 
     async def sandbox(self, report: Report = _silent) -> KeeperClient:
         """The warm sandbox, else a new one; `report` hears what takes long, a sentence each.
@@ -204,7 +196,7 @@ class Workspace:
         One that the real workspace changed under is mounted anew where nothing runs in it. Raises as `exec`.
         """
         client = await KeeperClient.connect(self._overlay.path)
-        if client is not None and self._mounting.lower_changed:
+        if client is not None and not warm.is_fresh(self._overlay.path, self.root):
             if (await client.info()).jobs:
                 report("The workspace changed underneath; running commands go on with what they have seen.")
             else:
@@ -266,7 +258,7 @@ class Workspace:
         return await to_thread.run_sync(lambda: self._compare(checkpoint))
 
     def reviewed(self, changes: ChangeSet, terminal: str = "") -> str:
-        """Say that a change set was shown, on a terminal of this name; its digest, which a commit may name from now on."""
+        """Say that a change set was shown, on a terminal of this name; its digest, which a commit may now name."""
         self.shown.add(changes.digest, changes.checkpoint, terminal)
         return changes.digest
 
@@ -287,13 +279,20 @@ class Workspace:
             last.digest if last else None,
             sandbox,
             tuple(conflicting),
-            self._mounting.lower_changed,
+            sandbox.running and not warm.is_fresh(self._overlay.path, self.root),
             tuple(self._lower.mount_points()),
         )
 
     def _compare(self, checkpoint: Checkpoint) -> ChangeSet:
-        scratch = os.fsencode(self._overlay.record().scratch)
-        return change_set(checkpoint.commit, checkpoint.manifest, self._lower, self._store, scratch=scratch)
+        record = self._overlay.record()
+        return change_set(
+            checkpoint.commit,
+            checkpoint.manifest,
+            self._lower,
+            self._store,
+            scratch=os.fsencode(record.scratch),
+            root_mode=record.root_mode,
+        )
 
     # Deciding
 
@@ -314,7 +313,8 @@ class Workspace:
         changes = self._compare(reviewed)
         if conflicting := conflicts(self._lower, changes, reviewed.manifest):
             raise ConflictError(
-                f"The real workspace changed meanwhile in {_count(len(conflicting), 'path')} of this commit; nothing was applied.",
+                f"The real workspace changed meanwhile in {_count(len(conflicting), 'path')} of this commit; "
+                "nothing was applied.",
                 paths=conflicting,
                 hint="Look with `workbench status`; discard, or put those paths back as they were.",
             )
@@ -359,6 +359,7 @@ class Workspace:
         except FileNotFoundError:
             now = self._mounting.take(f"commit-{uuid.uuid4().hex}", "before a commit", offline=True)
             kept = self._mounting.without_repositories(now.manifest)
+            self._mounting.empty_git_overlay()
             rest = remaining(kept, self._lower, committed.landed_bases, added=committed.added)
             write_file(file, manifest_format.to_bytes(rest))
         self._mounting.replace_upper(rest, "after a commit")
@@ -413,11 +414,11 @@ class Workspace:
     def _mark_siblings(self) -> None:
         for session in self._directory.sessions():
             if session != self.session:
-                self._mounting.mark_lower_changed(self._directory.overlay_path(session))
+                warm.mark_changed(self._directory.overlay_path(session))
 
     @contextlib.contextmanager
     def _ancestors(self) -> Iterator[Sequence[int]]:
-        """Descriptors of the workspaces that this one lies in: a commit of theirs and one of ours exclude each other."""
+        """Descriptors of the workspaces that this one lies in: their commits and ours exclude each other."""
         with contextlib.ExitStack() as stack:
             found = []
             for workspace in self._state.workspaces():

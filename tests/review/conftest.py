@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -40,8 +39,7 @@ class Layers:
         os.makedirs(self.lower_path)
         os.makedirs(self.upper_path)
         self.lower = LocalStorage(self.lower_path)
-        self.store = CheckpointStore(str(base / "store"))
-        self.store._create()
+        self.store = CheckpointStore(base / "store")
 
     def close(self) -> None:
         self.lower.close()
@@ -117,24 +115,7 @@ def layers(tmp_path: Path) -> Iterator[Layers]:
 
 
 @pytest.fixture
-def make_layers(tmp_path: Path) -> Iterator[Callable[[], Layers]]:
-    """For tests that need fresh ones again and again."""
-    made: list[Layers] = []
-
-    def make() -> Layers:
-        if made:
-            made[-1].close()
-            shutil.rmtree(made[-1].base)
-        made.append(Layers(tmp_path / f"layers{len(made)}"))
-        return made[-1]
-
-    yield make
-    if made:
-        made[-1].close()
-
-
-@pytest.fixture
-def apply_changes(layers: Layers) -> Callable[..., None]:
+def apply_changes() -> Callable[..., None]:
     """Do a change set to a directory, in the plainest way: all that goes, then all that comes."""
 
     def apply(changes: ChangeSet, target: bytes, store: CheckpointStore) -> None:

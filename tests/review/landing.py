@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import signal
 import stat
@@ -15,6 +16,7 @@ from typing import Any
 from tests.review.conftest import Layers
 from tests.trees import Node, snapshot
 from workbench.checkpoints.manifest import Manifest
+from workbench.checkpoints.store import CheckpointStore
 from workbench.review.changeset import ChangeSet
 from workbench.review.commit import Committed, commit
 from workbench.review.recovery import Recovered, pending, recover
@@ -33,6 +35,13 @@ class Landing(Layers):
     def __init__(self, base: Path) -> None:
         super().__init__(base)
         self.commits = str(base / "commits")
+        self._numbers = itertools.count()
+
+    def begin_again(self) -> None:
+        """Forget every checkpoint and with it every base: the next one sees the lower as it is."""
+        self.store.close()
+        self.store = CheckpointStore(str(self.base / f"store{next(self._numbers)}"))
+        self.store._create()
 
     def review(self) -> tuple[Manifest, ChangeSet]:
         manifest = self.manifest()

@@ -336,9 +336,7 @@ def test_the_digest_does_not_depend_on_how_a_rename_is_paired(layers) -> None:
     renamed = layers.changes().changes
     apart = [
         replace(renamed[0], path=path, kind=kind, old=old, new=new, renamed_from=b"")
-        for (path, old, new), kind in zip(
-            renamed[0].steps(), (ChangeKind.DELETED, ChangeKind.ADDED), strict=True
-        )
+        for (path, old, new), kind in zip(renamed[0].steps(), (ChangeKind.DELETED, ChangeKind.ADDED), strict=True)
     ]
     assert digest_of(renamed) == digest_of(apart)
 
@@ -437,9 +435,9 @@ def _as_nobody(action) -> None:
             os.setuid(65534)
             action()
             code = 0
-        except BaseException:
-            traceback.print_exc()
         finally:
+            if code:
+                traceback.print_exc()
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 

@@ -169,7 +169,9 @@ def _content(generator: random.Random) -> bytes:
         return generator.randbytes(generator.randrange(400)) + b"\0"
     if sort == 1:
         return b""
-    lines = [generator.choice([b"one", b"two", b"three", b"", b"cr\r", b"\xff"]) for _ in range(generator.randrange(20))]
+    lines = [
+        generator.choice([b"one", b"two", b"three", b"", b"cr\r", b"\xff"]) for _ in range(generator.randrange(20))
+    ]
     return b"\n".join(lines) + generator.choice([b"", b"\n"])
 
 
@@ -280,11 +282,11 @@ def test_the_tables_are_gits(layers, apply_changes, seed) -> None:
     for number in range(6):
         name = b"/".join(generator.choice([b"src", b"a-long-directory-name", b"x", b"odd\t"]) for _ in range(3))
         size = generator.choice([1, 5, 60, 900])
-        lines = [b"%d\n" % line for line in range(size)]
+        lines = [b"%d of file %d\n" % (line, number) for line in range(size)]
         layers.write("lower", name + b"/f%d" % number, b"".join(lines))
         if generator.random() < 0.3:
             layers.whiteout(name + b"/f%d" % number)
-            layers.write("upper", b"src/moved/f%d" % generator.randrange(9), b"".join(lines))
+            layers.write("upper", b"src/moved/f%d" % number, b"".join(lines))
         else:
             kept = [line for line in lines if generator.random() < 0.8]
             layers.write("upper", name + b"/f%d" % number, b"".join(kept) + b"new\n" * generator.randrange(50))
@@ -304,7 +306,9 @@ def test_an_empty_directory_is_in_the_tables_and_not_in_the_patch(layers) -> Non
     changes = layers.changes().shown
     assert _patch(layers) == b""
     assert b"".join(diff.name_status(changes)) == b"A\tnew dir/\nD\told/\n"
-    assert b"".join(diff.stat(changes, layers.lower, layers.store)).startswith(b" new dir/ | 0\n old/     | 0\n 2 files")
+    assert b"".join(diff.stat(changes, layers.lower, layers.store)).startswith(
+        b" new dir/ | 0\n old/     | 0\n 2 files"
+    )
 
 
 def test_no_changes_make_no_lines(layers) -> None:
@@ -319,6 +323,4 @@ def test_a_change_of_kind_has_gits_letter(layers) -> None:
     layers.symlink("upper", b"link", b"x")
     layers.write("upper", b"dir", b"2")
     layers.write("upper", b"file/b", b"3")
-    assert b"".join(diff.name_status(layers.changes().shown)) == (
-        b"A\tdir\nD\tdir/a\nD\tfile\nA\tfile/b\nT\tlink\n"
-    )
+    assert b"".join(diff.name_status(layers.changes().shown)) == (b"A\tdir\nD\tdir/a\nD\tfile\nA\tfile/b\nT\tlink\n")

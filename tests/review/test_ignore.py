@@ -35,14 +35,60 @@ def _git_says(directory: bytes, paths: list[bytes], home: str = "/nonexistent") 
 
 # Names, one letter or two, so that patterns and paths meet.
 _ATOMS = [
-    *(b"a", b"b", b"*", b"?", b"**", b"***", b"/", b"!", b"\\", b" ", b"#", b".", b"-"),
-    *(b"[ab]", b"[!a]", b"[^a]", b"[a-c]", b"[", b"]", b"[]a]", b"[[:alpha:]]", b"[[:digit:]-b]", b"[[:none:]]", b"[a-"),
+    *(
+        b"a",
+        b"a",
+        b"d",
+        b"*",
+        b"*a",
+        b"a*",
+        b"*d",
+        b"/*",
+        b"b",
+        b"*",
+        b"?",
+        b"**",
+        b"***",
+        b"/",
+        b"!",
+        b"\\",
+        b" ",
+        b"#",
+        b".",
+        b"-",
+    ),
+    *(
+        b"[ab]",
+        b"[!a]",
+        b"[^a]",
+        b"[a-c]",
+        b"[",
+        b"]",
+        b"[]a]",
+        b"[[:alpha:]]",
+        b"[[:digit:]-b]",
+        b"[[:none:]]",
+        b"[a-",
+    ),
     *(b"**/", b"/**", b"/**/", b"a/", b"\\*", b"\\a", b"[\\]]", b"[[:", b"[a-]", b"[b-a]", b"\xff", b"\r", b"\t"),
 ]
 _PATHS = [
     *(b"a", b"b", b"c", b"ab", b"a b", b"a ", b"#a", b"!a", b"a*", b"*", b"]", b"-", b"\xff", b"\\", b".a", b"1"),
-    *(b"d/a", b"d/b", b"d/d/a", b"d/d/b", b"a.d/a", b"a.d/b/a", b"b.d/a.d/c", b"c.d/a/x", b"c.d/a/b.d/x", b"ab.d/b", b"\xff.d/a"),
+    *(
+        b"d/a",
+        b"d/b",
+        b"d/d/a",
+        b"d/d/b",
+        b"a.d/a",
+        b"a.d/b/a",
+        b"b.d/a.d/c",
+        b"c.d/a/x",
+        b"c.d/a/b.d/x",
+        b"ab.d/b",
+        b"\xff.d/a",
+    ),
 ]
+_FILES = (b".gitignore", b"d/.gitignore", b"c.d/.gitignore", b"c.d/a/.gitignore", b".git/info/exclude")
 _patterns = st.lists(
     st.lists(st.sampled_from(_ATOMS), min_size=1, max_size=6).map(b"".join), min_size=1, max_size=5
 ).map(b"\n".join)
@@ -96,9 +142,7 @@ def test_one_ignore_file_means_what_it_means_to_git(repository, content) -> None
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(contents=st.fixed_dictionaries({
-    name: _patterns for name in (b".gitignore", b"d/.gitignore", b"c.d/.gitignore", b"c.d/a/.gitignore", b".git/info/exclude")
-}))
+@given(contents=st.fixed_dictionaries(dict.fromkeys(_FILES, _patterns)))
 def test_ignore_files_at_every_level_mean_together_what_they_mean_to_git(repository, contents) -> None:
     for name, content in contents.items():
         with open(os.path.join(repository, name), "wb") as file:
@@ -110,11 +154,22 @@ def test_ignore_files_at_every_level_mean_together_what_they_mean_to_git(reposit
             os.unlink(os.path.join(repository, name))
 
 
-@pytest.mark.parametrize("pattern", [b"a**/a", b"a.d**/a", b"/a.d**/a", b"a.d/**a", b"a.d/b**", b"**\\/a", b"a.d/**/", b"/**"])
+@pytest.mark.parametrize(
+    "pattern", [b"a**/a", b"a.d**/a", b"/a.d**/a", b"a.d/**a", b"a.d/b**", b"**\\/a", b"a.d/**/", b"/**"]
+)
 def test_stars_in_odd_places_mean_what_they_mean_to_git(repository, pattern) -> None:
     with open(os.path.join(repository, b".gitignore"), "wb") as file:
         file.write(pattern)
     _compare(repository)
+
+
+@pytest.mark.parametrize(
+    "pattern", [b"*a" * 30 + b"*b", b"**/a*/" * 30 + b"b", b"**\\/a/" * 20 + b"b", b"[a]*" * 40 + b"b"]
+)
+def test_a_pattern_of_many_stars_does_not_hang(pattern) -> None:
+    patterns = PatternList(pattern)
+    assert patterns.match(b"a" * 255, b"a" * 255, is_dir=False) is None
+    assert patterns.match(b"/".join([b"a"] * 2000), b"a", is_dir=False) is None
 
 
 @pytest.mark.parametrize(

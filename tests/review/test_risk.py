@@ -43,7 +43,9 @@ from workbench.review.risk import reason
         b".GitHub/WorkFlows/x",
         b".MCP.json",
         "\N{ZERO WIDTH NON-JOINER}.vs\N{RIGHT-TO-LEFT MARK}code/tasks.json".encode(),
-        ".\N{LATIN SMALL LETTER LONG S}vscode".replace("\N{LATIN SMALL LETTER LONG S}vs", "v\N{LATIN SMALL LETTER LONG S}").encode()
+        ".\N{LATIN SMALL LETTER LONG S}vscode".replace(
+            "\N{LATIN SMALL LETTER LONG S}vs", "v\N{LATIN SMALL LETTER LONG S}"
+        ).encode()
         + b"/tasks.json",
         b".envrc.",
         b".envrc ",
@@ -143,7 +145,9 @@ def test_an_absolute_symlink_to_a_sibling_with_the_same_beginning_is_risky(layer
     assert set(_risks(layers)) == {b"link"}
 
 
-@pytest.mark.parametrize("target", [b".vscode", b".vscode/tasks.json", b"./d/../.VSCODE/x", b".git/hooks", b".git", b"via"])
+@pytest.mark.parametrize(
+    "target", [b".vscode", b".vscode/tasks.json", b"./d/../.VSCODE/x", b".git/hooks", b".git", b"via"]
+)
 def test_a_symlink_to_a_risky_place_is_risky(layers, target) -> None:
     layers.mkdir("lower", b"d")
     layers.symlink("lower", b"via", b".claude")

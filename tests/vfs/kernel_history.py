@@ -1,7 +1,7 @@
-"""Run inside a mount namespace of its own: mounts an overlay, makes a random history on it, tells what the kernel shows.
+"""Run inside a mount namespace of its own: mounts an overlay, makes a random history on it, tells what it shows.
 
-Usage: kernel_history.py SEED BATCHES OPERATIONS, in a directory that holds lower/, upper/, work/ and merged/. Prints one
-line of JSON after each batch, and goes on when it reads a line.
+Usage: kernel_history.py SEED BATCHES OPERATIONS, in a directory that holds lower/, upper/, work/ and merged/. Prints
+one line of JSON after each batch, and goes on when it reads a line.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class History:
         os.setxattr(self.any_path(lambda kind: kind in ("file", "dir")), b"user.note", self.random.randbytes(8))
 
 
-def open_now(path: bytes, flags: int) -> int:
+def open_now(path: str | bytes, flags: int) -> int:
     # A FIFO without a reader would keep the writer waiting.
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import pytest
 from workbench.errors import OptionsError
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind
+
+Nest = Callable[[Path, bytes, int], int]
 
 NAMES = [
     b"new\nline",
@@ -192,7 +194,8 @@ def test_a_file_that_is_swapped_for_a_fifo_or_a_symlink_is_never_followed_and_ne
                     assert file.read() == b"file"
                 opened += 1
             except OSError as error:
-                assert error.errno in (errno.ELOOP, errno.EINVAL)
+                if error.errno not in (errno.ELOOP, errno.EINVAL):
+                    raise
                 refused += 1
     finally:
         stop.set()
@@ -230,20 +233,14 @@ def test_a_root_that_is_a_mount_point_itself_is_read(resolver: str) -> None:
             assert file.read().startswith(b"Linux")
 
 
-def test_fifteen_hundred_levels_are_listed_and_read(storage: LocalStorage, root: Path) -> None:
-    fd = os.open(root, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("level", dir_fd=fd)
-        below = os.open("level", os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = below
+def test_fifteen_hundred_levels_are_listed_and_read(storage: LocalStorage, root: Path, nest: Nest) -> None:
+    fd = nest(root, b"level", 1500)
     os.close(os.open("leaf", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
     os.close(fd)
     path = b"/".join([b"level"] * 1500)
     assert storage.list(path) == [b"leaf"]
     with storage.open(path + b"/leaf") as file:
         assert file.read() == b""
-    assert storage.resolve(path) == path
 
 
 def test_symlinks_are_resolved_inside_the_root_alone(storage: LocalStorage, root: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import OptionsError
-from workbench.vfs import paths
+from workbench.vfs import paths, syscalls
+
+Nest = Callable[[Path, bytes, int], int]
 
 components = st.binary(min_size=1, max_size=20).map(lambda raw: raw.replace(b"/", b"_").replace(b"\0", b"_"))
 names = components.filter(lambda name: name not in (b".", b".."))
@@ -72,20 +74,12 @@ def root(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def _nest(root: int, path: bytes) -> None:
-    here = os.dup(root)
-    for name in path.split(b"/"):
-        os.mkdir(name, dir_fd=here)
-        below = os.open(name, os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = below
-    os.close(here)
-
-
 @pytest.mark.parametrize(("name", "levels"), [(b"d", 1500), (b"n" * 255, 40), (b"x" * 100, 120)])
-def test_a_path_longer_than_the_kernel_takes_is_opened(root: int, resolver: str, name: bytes, levels: int) -> None:
+def test_a_path_longer_than_the_kernel_takes_is_opened(
+    tmp_path: Path, root: int, nest: Nest, resolver: str, name: bytes, levels: int
+) -> None:
     path = b"/".join([name] * levels)
-    _nest(root, path)
+    os.close(nest(tmp_path, name, levels))
     fd = paths.open_below(root, path, os.O_RDONLY | os.O_DIRECTORY)
     os.close(os.open(b"file", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
     assert os.listdir(fd) == ["file"]
@@ -116,6 +110,26 @@ def test_a_symlink_at_the_end_is_a_loop_unless_it_is_what_was_asked_for(
         paths.open_below(root, b"d/link", os.O_RDONLY)
     assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, b"d/link")
     os.close(paths.open_below(root, b"d/link", os.O_PATH))
+
+
+def test_a_symlink_in_the_way_is_told_from_one_at_the_end_though_they_come_and_go(
+    tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("x")
+    (tmp_path / "door").symlink_to("real")
+    opening = syscalls.openat2
+
+    def swap_after(dir_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
+        try:
+            return opening(dir_fd, path, flags, mode)
+        finally:
+            if os.path.islink(tmp_path / "door"):
+                os.unlink(tmp_path / "door")
+                os.rename(tmp_path / "real", tmp_path / "door")
+
+    monkeypatch.setattr(syscalls, "openat2", swap_after)
+    os.close(paths.open_below(root, b"door/file", os.O_RDONLY))
 
 
 def test_the_root_opens_as_itself(tmp_path: Path, root: int, resolver: str) -> None:

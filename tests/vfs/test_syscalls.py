@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import tempfile
@@ -157,7 +158,7 @@ def test_holes_and_extents_cover_a_file_exactly(tmp_path: Path) -> None:
     found = sorted([*syscalls.holes(fd, size), *syscalls.data_extents(fd, size)])
     os.close(fd)
     assert found[0][0] == 0
-    for (offset, length), (following, _) in zip(found, found[1:], strict=False):
+    for (offset, length), (following, _) in itertools.pairwise(found):
         assert offset + length == following
     assert sum(found[-1]) == size
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 
 PREFIX = "tmp_"
 """What every temporary file's name begins with; git, too, ignores such files beside its packs."""
@@ -16,7 +15,7 @@ def create_temporary(dir_fd: int, kind: str) -> tuple[str, int]:
     `kind` becomes part of the name. Returns the name and the descriptor, which the caller closes. Raises OSError.
     """
     while True:
-        name = f"{PREFIX}{kind}_{secrets.token_hex(8)}"
+        name = f"{PREFIX}{kind}_{os.urandom(8).hex()}"
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -54,7 +53,7 @@ def replace(path: str, content: bytes) -> None:
     dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # A name that begins with a dot is no reference to git.
-        new = f".{name}.{secrets.token_hex(8)}"
+        new = f".{name}.{os.urandom(8).hex()}"
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
         try:
             with open(fd, "wb") as file:

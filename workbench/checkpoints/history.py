@@ -73,6 +73,8 @@ class History:
         self._read_commit = read_commit
         self._reference = f"{_REFERENCES}/{escaped}/tip"
         self._index = os.path.join(directory, "sessions", f"{escaped}.jsonl")
+        self._content = b""
+        self._rows: list[Row] = []
 
     def tip(self) -> str:
         """The last commit, empty where there is none. Raises CheckpointError (store_corrupt), OSError."""
@@ -118,7 +120,7 @@ class History:
                 content = file.read()
         except FileNotFoundError:
             content = b""
-        rows, healthy = _decode(content)
+        rows, healthy = self._decode(content)
         tip = self.tip()
         commits = {row.commit for row in rows}
         missing: list[Row] = []
@@ -138,6 +140,18 @@ class History:
             rows += [row for row in reversed(missing) if row.number not in numbers]
             healthy = False
         return rows, healthy and os.path.exists(self._index)
+
+    def _decode(self, content: bytes) -> tuple[list[Row], bool]:
+        """The lines up to the first that can't be read, and whether that's all. What was read before isn't read again."""
+        if not content.startswith(self._content):
+            self._content, self._rows = b"", []
+        for line in content[len(self._content) :].splitlines(keepends=True):
+            row = _parse(line)
+            if row is None:
+                return [*self._rows], False
+            self._content += line
+            self._rows.append(row)
+        return [*self._rows], True
 
     def _packed_tip(self) -> str:
         """The tip where git has packed the references (gitrepository-layout(5))."""
@@ -199,21 +213,16 @@ def _encode(row: Row) -> bytes:
     return json.dumps(asdict(row), separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _decode(content: bytes) -> tuple[list[Row], bool]:
-    """The lines up to the first that can't be read, and whether that's all."""
-    rows: list[Row] = []
-    for line in content.split(b"\n")[:-1]:
-        try:
-            row = _parse(json.loads(line))
-        except ValueError:
-            row = None
-        if row is None:
-            return rows, False
-        rows.append(row)
-    return rows, content.endswith(b"\n") or not content
+def _parse(line: bytes) -> Row | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return _row_or_none(json.loads(line))
+    except ValueError:
+        return None
 
 
-def _parse(found: object) -> Row | None:
+def _row_or_none(found: object) -> Row | None:
     if not isinstance(found, dict) or not _TYPES.keys() <= found.keys():
         return None
     values = {name: found[name] for name in _TYPES}
@@ -223,7 +232,7 @@ def _parse(found: object) -> Row | None:
 
 
 def _row(found: object) -> Row:
-    row = _parse(found)
+    row = _row_or_none(found)
     if row is None:
         raise objects.corrupt("a commit isn't a checkpoint's, or its trailers can't be read")
     return row

@@ -9,19 +9,20 @@ it; and importing it costs 30 ms of every process.
 
 from __future__ import annotations
 
-import binascii
 import hashlib
 import os
 import struct
 import zlib
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from workbench.checkpoints import files, objects
 from workbench.checkpoints.packs import FANOUT, INDEX_HEADER, LARGE_OFFSET, PACK_HEADER
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _LEVEL = 1
 """zlib's level. 6, git's own, takes twice as long for a tenth less."""
@@ -30,7 +31,8 @@ _BATCH_BYTES = 1 << 18
 _MAX_THREADS = 4
 _HASH_CHUNK = 1 << 20
 
-_Packed = list[tuple[bytes, bytes]]
+_Packed = list[tuple[bytes, bytes, int]]
+"""Of each object the head, the compressed body, and the checksum (CRC-32) of both."""
 
 
 class PackWriter:
@@ -114,6 +116,9 @@ class PackWriter:
 
     def _hand_over(self) -> None:
         if self._threads is None:
+            # Most checkpoints are small, and every process would pay for the import.
+            from concurrent.futures import ThreadPoolExecutor
+
             self._threads = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "pack")
         self._working.append(([oid for oid, _, _ in self._batch], self._threads.submit(_pack, self._batch)))
         self._batch = []
@@ -130,10 +135,12 @@ class PackWriter:
             name, self._fd = files.create_temporary(self._dir_fd, "pack")
             self._temporary.append(name)
         start = self._offset
-        for oid, (head, body) in zip(ids, packed, strict=True):
-            self._index.append((oid, self._offset, binascii.crc32(body, binascii.crc32(head))))
+        pieces: list[bytes] = []
+        for oid, (head, body, checksum) in zip(ids, packed, strict=True):
+            self._index.append((oid, self._offset, checksum))
             self._offset += len(head) + len(body)
-        _pwrite(self._fd, b"".join(part for parts in packed for part in parts), start)
+            pieces += (head, body)
+        _pwrite(self._fd, b"".join(pieces), start)
 
 
 def _pack(batch: list[tuple[bytes, int, bytes]]) -> _Packed:
@@ -148,7 +155,8 @@ def _pack(batch: list[tuple[bytes, int, bytes]]) -> _Packed:
             byte = size & 0x7F
             size >>= 7
         head.append(byte)
-        packed.append((bytes(head), zlib.compress(data, _LEVEL)))
+        body = zlib.compress(data, _LEVEL)
+        packed.append((bytes(head), body, zlib.crc32(body, zlib.crc32(head))))
     return packed
 
 

@@ -136,7 +136,7 @@ class Packs:
 
     def refresh(self) -> None:
         """See what has been added and removed since. Raises OSError."""
-        self._all = None
+        self._all, self._lookups = None, 0
         status = os.stat(self._directory)
         self._state = (status.st_mtime_ns, status.st_ino)
         self._read_indexes()

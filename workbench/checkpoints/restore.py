@@ -140,9 +140,9 @@ class _Restore:
             writer.adjust(entry)
         for path in sorted({*plan.touched, *opened}, reverse=True):
             # A directory that only stays for what is left alone keeps the metadata it had.
-            entry = before.entries[path] if path in plan.above_left else plan.wanted.get(path)
-            if entry is not None and entry.kind is Kind.DIR:
-                writer.finish_directory(entry)
+            directory = before.entries.get(path) if path in plan.above_left else plan.wanted.get(path)
+            if directory is not None and directory.kind is Kind.DIR:
+                writer.finish_directory(directory)
 
     def _empty_staging(self) -> None:
         for name in os.listdir(self._staging):
@@ -168,8 +168,7 @@ def _prove(plan: Plan, after: Mapping[bytes, Entry], writer: LayerWriter) -> Non
             raise _unequal(path, "has another content")
         if path in writer.refused_owners:
             here = replace(here, uid=want.uid, gid=want.gid, mode=here.mode | want.mode & _SETID)
-        here, want = (_without(entry, writer.refused_xattrs) for entry in (here, want))
-        if not equal_metadata(here, want):
+        if not equal_metadata(_without(here, writer.refused_xattrs), _without(want, writer.refused_xattrs)):
             raise _unequal(path, "has other metadata")
     for path in after:
         if path not in plan.wanted and path not in plan.left and path not in plan.above_left:

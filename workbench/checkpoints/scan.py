@@ -26,7 +26,6 @@ TRUST_AFTER_NS = 2_000_000_000
 seconds, and within one tick a second change leaves no trace."""
 
 _ATTEMPTS = 3
-_READ = 1 << 20
 _BLOCK = 512
 """The unit of st_blocks (stat(2))."""
 
@@ -244,7 +243,7 @@ class _Scan:
         if known is not None:
             return known
         attributes = self._upper.attributes_of(fd)
-        return replace(_entry(path, Kind.DIR, status), xattrs=attributes.xattrs, opaque=attributes.opaque)
+        return _entry(path, Kind.DIR, status, xattrs=attributes.xattrs, opaque=attributes.opaque)
 
     def _child(self, dir_fd: int, name: bytes, path: bytes, status: os.stat_result) -> Entry | None:
         kind = _kind(status)
@@ -308,16 +307,14 @@ class _Scan:
                 fd, locked_mode = self._open_file(dir_fd, name, status)
                 try:
                     try:
-                        xattrs = self._upper.attributes_of(fd).xattrs
+                        xattrs = self._xattrs(fd)
                     finally:
                         if locked_mode is not None:
                             os.fchmod(fd, locked_mode)
-                    before = os.fstat(fd)
-                    if not stat_module.S_ISREG(before.st_mode) or before.st_size > self._budget.file_bytes:
-                        break
-                    blob = self._content(fd, before.st_size)
-                    holes = tuple(syscalls.holes(fd, before.st_size)) if _is_sparse(before) else ()
-                    status = os.fstat(fd)
+                            status = os.fstat(fd)
+                    blob = self._content(fd, status.st_size)
+                    holes = tuple(syscalls.holes(fd, status.st_size)) if _is_sparse(status) else ()
+                    after = os.fstat(fd)
                 finally:
                     os.close(fd)
             except FileNotFoundError:
@@ -329,29 +326,41 @@ class _Scan:
                 if error.errno not in (errno.ELOOP, errno.ENXIO):
                     raise
                 break
-            if blob and _same(before, status):
+            # The same inode as was looked at by name, and nothing changed since.
+            if blob and _same(status, after):
                 self._bytes += status.st_size
-                return replace(_entry(path, Kind.FILE, status, blob=blob), xattrs=xattrs, holes=holes)
+                return _entry(path, Kind.FILE, status, blob=blob, xattrs=xattrs, holes=holes)
+            status = after
+            if not stat_module.S_ISREG(status.st_mode) or status.st_size > self._budget.file_bytes:
+                break
         return _entry(path, Kind.FILE, status, omitted=Omitted.UNSTABLE)
+
+    def _xattrs(self, fd: int) -> tuple[tuple[bytes, bytes], ...]:
+        # Most files have none, and this is the cheapest call that says so.
+        try:
+            if not os.listxattr(fd):
+                return ()
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return ()
+            raise
+        return self._upper.attributes_of(fd).xattrs
 
     def _content(self, fd: int, size: int) -> str:
         """The blob of an open file, empty where it turned out to be longer or shorter than `size`."""
         if size > side_store.LIMIT:
             return self._sink.big(fd)
-        pieces = []
-        left = size + 1
-        while left:
-            data = os.read(fd, min(left, _READ))
-            if not data:
+        data = os.read(fd, size + 1)
+        # Short of a signal, a read of a regular file ends at its end.
+        while len(data) < size:
+            more = os.read(fd, size + 1 - len(data))
+            if not more:
                 break
-            pieces.append(data)
-            left -= len(data)
-        if left != 1:
-            return ""
-        return self._sink.blob(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            data += more
+        return self._sink.blob(data) if len(data) == size else ""
 
     def _open_file(self, dir_fd: int, name: bytes, status: os.stat_result) -> tuple[int, int | None]:
-        """A file's descriptor, and the mode it had where it had to be opened up."""
+        """A file's descriptor, and the mode to set again where it had to be opened up."""
         # O_NONBLOCK: what was a file a moment ago may be a FIFO by now.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -403,7 +412,17 @@ def _is_sparse(status: os.stat_result) -> bool:
     return status.st_blocks * _BLOCK < status.st_size
 
 
-def _entry(path: bytes, kind: Kind, status: os.stat_result, *, blob: str = "", omitted: str = "") -> Entry:
+def _entry(
+    path: bytes,
+    kind: Kind,
+    status: os.stat_result,
+    *,
+    xattrs: tuple[tuple[bytes, bytes], ...] = (),
+    holes: tuple[tuple[int, int], ...] = (),
+    blob: str = "",
+    opaque: bool = False,
+    omitted: str = "",
+) -> Entry:
     return Entry(
         path,
         kind,
@@ -414,6 +433,10 @@ def _entry(path: bytes, kind: Kind, status: os.stat_result, *, blob: str = "", o
         status.st_mtime_ns,
         status.st_ctime_ns,
         status.st_ino,
-        blob=blob,
-        omitted=omitted,
+        0,
+        xattrs,
+        holes,
+        blob,
+        opaque,
+        omitted,
     )

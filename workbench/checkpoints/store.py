@@ -100,6 +100,7 @@ class CheckpointStore:
         self._packs = Packs(self._pack_directory)
         self._side = SideStore(os.path.join(self.directory, "big"))
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._histories: dict[str, History] = {}
         with failing("The checkpoint store can't be opened"):
             if not os.path.exists(os.path.join(self.directory, "HEAD")):
                 self._create()
@@ -147,7 +148,7 @@ class CheckpointStore:
         """
         if not 0 < len(message_id) <= _MAX_MESSAGE:
             raise OptionsError(f"A message id has 1 to {_MAX_MESSAGE} characters.")
-        history = History(self.directory, session, self._commit)
+        history = self._history(session)
         with failing("The checkpoint couldn't be taken"):
             rows = history.rows()
             if not replace and any(row.message == message_id for row in rows):
@@ -193,18 +194,18 @@ class CheckpointStore:
 
     def latest(self, session: str) -> Checkpoint | None:
         """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
-        rows = History(self.directory, session, self._commit).rows()
+        rows = self._history(session).rows()
         return self._checkpoint(session, rows[-1]) if rows else None
 
     def list(self, session: str) -> list[Checkpoint]:
         """A session's checkpoints, newest first, without those that were replaced. Raises as `latest`."""
-        rows = History(self.directory, session, self._commit).rows()
+        rows = self._history(session).rows()
         last = {row.message: row.number for row in rows}
         return [self._checkpoint(session, row) for row in reversed(rows) if last[row.message] == row.number]
 
     def find(self, session: str, message_id: str) -> Checkpoint:
         """The checkpoint with a message id. Raises CheckpointError: checkpoint_not_found, store_corrupt; OSError."""
-        rows = History(self.directory, session, self._commit).rows()
+        rows = self._history(session).rows()
         for row in reversed(rows):
             if row.message == message_id:
                 return self._checkpoint(session, row)
@@ -290,6 +291,11 @@ class CheckpointStore:
         seconds = row.created_ns // 1_000_000_000
         data = objects.encode_commit(tree_id, bytes.fromhex(parent) or None, seconds, subject, trailers)
         return dataclasses.replace(row, commit=pack.add(objects.COMMIT, data).hex(), parent=parent)
+
+    def _history(self, session: str) -> History:
+        if session not in self._histories:
+            self._histories[session] = History(self.directory, session, self._commit)
+        return self._histories[session]
 
     def _checkpoint(self, session: str, row: Row) -> Checkpoint:
         return Checkpoint(

@@ -31,7 +31,9 @@ def commit(
     allow_risky: Annotated[
         bool, typer.Option("--allow-risky", help="Also land paths that make a host run code.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Answer questions with yes; it never stands for a digest.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Answer questions with yes; it never stands for a digest.")
+    ] = False,
     stop: ForceStopOption = False,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
@@ -62,9 +64,12 @@ async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, s
         return
     if context.quiet:
         return
-    output.say(f"landed {output.count(len(landed.committed.landed), 'path')} as commit {landed.committed.commit_id}")
+    changes = sum(not change.implied for change in landed.committed.changes)
+    output.say(f"landed {output.count(changes, 'change')} as commit {landed.committed.commit_id}")
     if landed.committed.weak:
-        output.say("this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed")
+        output.say(
+            "this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed"
+        )
     if landed.ended_processes:
         output.say(f"ended {output.count(landed.ended_processes, 'process')} in the sandbox")
     if landed.left.shown:
@@ -113,12 +118,12 @@ async def _discard(context: Context, yes: bool, stop: bool) -> None:
     async with context.open() as workspace:
         if not yes and sys.stdin.isatty():
             changes = await workspace.changes()
-            if changes.shown and not typer.confirm(
-                f"Discard {output.count(len(changes.shown), 'change')}?", err=True
-            ):
+            if changes.shown and not typer.confirm(f"Discard {output.count(len(changes.shown), 'change')}?", err=True):
                 raise typer.Exit(1)
         discarded = await workspace.discard(force=stop)
     if context.json:
         print(discard_report(discarded).model_dump_json())
     elif not context.quiet:
-        output.say(f"discarded {output.count(discarded.changes, 'change')}; checkpoint {discarded.checkpoint[:12]} keeps them")
+        output.say(
+            f"discarded {output.count(discarded.changes, 'change')}; checkpoint {discarded.checkpoint[:12]} keeps them"
+        )

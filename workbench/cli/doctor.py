@@ -12,7 +12,7 @@ import anyio
 import typer
 
 from workbench.cli import output
-from workbench.cli.options import JsonOption, WorkspaceOption, failing, find_workspace
+from workbench.cli.options import JsonOption, WorkspaceOption, failing, workspace_path
 from workbench.errors import SandboxError, WorkbenchError
 from workbench.mounting import SandboxOptions
 from workbench.protocol.reports import DoctorReport, FindingReport
@@ -33,7 +33,7 @@ _KNOBS = {
 def doctor(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """Say what was found (engine, kernel, filesystems, image), what was picked and why, and what to do."""
     with failing(json):
-        report = anyio.run(_examine, find_workspace(workspace))
+        report = anyio.run(_examine, workspace_path(workspace))
     if json:
         print(report.model_dump_json())
     else:
@@ -101,7 +101,7 @@ def _engine(info: EngineInfo) -> Iterator[FindingReport]:
     yield FindingReport(
         topic="engine",
         state=OK,
-        finding=f"{kind} {info.version} (API {info.api_version}{', ' if modes else ''}{', '.join(modes)}) at {info.socket}",
+        finding=f"{kind} {info.version} ({', '.join([f'API {info.api_version}', *modes])}) at {info.socket}",
     )
     yield FindingReport(
         topic="engine",
@@ -115,7 +115,11 @@ def _engine(info: EngineInfo) -> Iterator[FindingReport]:
                 topic="engine", state=WARNING, finding=f"the engine can't enforce {limit} limits: they aren't enforced"
             )
     for advisory in known_holes(info):
-        yield FindingReport(topic="engine", state=WARNING, finding=str(advisory), hint=None)
+        yield FindingReport(
+            topic="engine",
+            state=WARNING,
+            finding=f"{advisory.identifier} ({advisory.component}): {advisory.summary}; fixed in {', '.join(advisory.fixed)}",
+        )
 
 
 async def _namespace(state: StateDirectory, spec: SandboxSpec, findings: list[FindingReport]) -> None:

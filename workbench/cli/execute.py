@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 import anyio
 import typer
 
-from workbench.cli import output, terminal
+from workbench.cli import job, output
+from workbench.cli.failure import exit_code_before, find_error
 from workbench.cli.options import (
     BackendOption,
     Context,
@@ -22,19 +20,14 @@ from workbench.cli.options import (
     QuietOption,
     SessionOption,
     WorkspaceOption,
-    exit_code,
-    find_error,
     run,
 )
 from workbench.cli.report import exec_report
-from workbench.errors import CommandError, OptionsError, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
-from workbench.protocol.commands import Command, CommandResult
-from workbench.sandbox.client import KeeperClient
-from workbench.sandbox.connection import Job
+from workbench.protocol.commands import Command
 from workbench.workspace import Workspace
 
-EXIT_TIMEOUT, EXIT_BEFORE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 124, 125, 126, 127
 _JSON_OUTPUT_LIMIT = 1 << 20
 # A program of the person's choice that is there in any image.
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
@@ -69,19 +62,14 @@ def execute(
 ) -> None:
     """Run a command in the sandbox; nothing of the workspace changes.
 
-    Its output streams, its exit code is the exit code; the workbench's own are 124 (timeout), 125 (before it ran), 126 (not
-    executable) and 127 (not found). ^C stops the command, twice also the sandbox.
+    Its output streams, its exit code is the exit code; the workbench's own are 124 (timeout), 125
+    (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox.
     """
     context = Context(workspace, session, json, quiet)
-    with_tty = tty if tty is not None else not json and sys.stdin.isatty() and sys.stdout.isatty()
-    rows, columns = terminal.size(sys.stdout.fileno())
-    wanted = Command(
+    wanted = job.command(
         tuple(command),
-        environment=_environment(environment or [], with_tty),
-        tty=with_tty,
-        rows=rows,
-        columns=columns,
-        stdin=True,
+        with_tty=not json and job.wants_tty(tty),
+        environment=_environment(environment or []),
         timeout_ms=round(timeout * 1000),
         output_limit=max_output if max_output is not None else _JSON_OUTPUT_LIMIT if json else 0,
     )
@@ -96,19 +84,13 @@ def shell(
     quiet: QuietOption = False,
 ) -> None:
     """Open an interactive shell in the sandbox; nothing of the workspace changes."""
-    with_tty = sys.stdin.isatty() and sys.stdout.isatty()
-    rows, columns = terminal.size(sys.stdout.fileno())
-    wanted = Command(
-        _SHELL, environment=_environment([], with_tty), tty=with_tty, rows=rows, columns=columns, stdin=True
-    )
+    wanted = job.command(_SHELL, with_tty=job.wants_tty(None))
     _run(Context(workspace, session, quiet=quiet), SandboxOptions(backend=backend, image=image), wanted)
 
 
-def _environment(named: list[str], with_tty: bool) -> dict[str, str]:
-    """`NAME=VALUE` as it is, `NAME` alone with the value it has here; a terminal's kind goes along with a terminal."""
+def _environment(named: list[str]) -> dict[str, str]:
+    """`NAME=VALUE` as it is, `NAME` alone with the value it has here."""
     found = {}
-    if with_tty:
-        found = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
     for one in named:
         name, given, value = one.partition("=")
         if not name:
@@ -129,98 +111,23 @@ def _run(context: Context, options: SandboxOptions, command: Command) -> None:
         if error is None:
             raise
         output.error(error, as_json=context.json)
-        raise typer.Exit(_exit_code_before(error)) from raised
+        raise typer.Exit(exit_code_before(error)) from raised
     raise typer.Exit(code)
-
-
-def _exit_code_before(error: WorkbenchError) -> int:
-    codes = {"command_not_found": EXIT_NOT_FOUND, "command_not_executable": EXIT_NOT_EXECUTABLE}
-    if isinstance(error, CommandError):
-        return codes.get(error.code, EXIT_BEFORE)
-    return exit_code(error) if isinstance(error, OptionsError) else EXIT_BEFORE
 
 
 async def _execute(context: Context, options: SandboxOptions, command: Command) -> int:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
         async with await workspace.sandbox(report) as client:
-            command = workspace.located(command, await client.hello(), os.getcwdb())
-            result = await _run_job(client, command, as_json=context.json)
-        changes = await _count(workspace)
+            target = (await client.hello()).mounts[0].target
+            located = job.located(command, target, workspace.root, os.getcwdb())
+            result = await job.run(client, located, as_json=context.json)
+        changes = await job.count(workspace)
     if context.json:
         print(exec_report(result, changes).model_dump_json())
     else:
-        _say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
-    return EXIT_TIMEOUT if result.timed_out else result.exit_code
-
-
-async def _run_job(client: KeeperClient, command: Command, *, as_json: bool) -> CommandResult:
-    job = await client.spawn(command)
-    async with anyio.create_task_group() as group, contextlib.AsyncExitStack() as stack:
-        if command.tty:
-            group.start_soon(_follow_size, job)
-            stack.enter_context(terminal.raw(sys.stdin.fileno()) if sys.stdin.isatty() else contextlib.nullcontext())
-        group.start_soon(_pass_signals, client, job)
-        outputs = (None, None) if as_json else (_writer(sys.stdout.fileno()), _writer(sys.stderr.fileno()))
-        result = await job.wait(stdin=_stdin(), on_stdout=outputs[0], on_stderr=outputs[1])
-        group.cancel_scope.cancel()
-    return result
-
-
-async def _follow_size(job: Job) -> None:
-    async for rows, columns in terminal.sizes(sys.stdout.fileno()):
-        await job.resize(rows, columns)
-
-
-async def _pass_signals(client: KeeperClient, job: Job) -> None:
-    """^C goes to the command; a second one, and a SIGTERM, end it; the second ^C the sandbox as well."""
-    interrupted = False
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        async for number in signals:
-            if number != signal.SIGINT:
-                await job.kill("cancel", grace_ms=1000)
-            elif not interrupted:
-                interrupted = True
-                await job.signal(signal.SIGINT)
-            else:
-                output.say("stopping the command and the sandbox")
-                await job.kill("cancel")
-                await client.stop(force=True, reason="cancel")
-
-
-async def _stdin() -> AsyncIterator[bytes]:
-    async for data in terminal.stdin_bytes():
-        yield data
-
-
-def _writer(fd: int) -> Callable[[bytes], object]:
-    def write(data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-
-    return write
-
-
-async def _count(workspace: Workspace) -> int | None:
-    return len((await workspace.changes()).shown)
-
-
-def _say_how_it_ended(result: CommandResult, changes: int | None, *, quiet: bool, timeout_ms: int) -> None:
-    if result.timed_out:
-        output.say(f"ended after {timeout_ms / 1000:g} s, its time limit")
-    elif result.ended_by:
-        output.say(f"ended by {result.ended_by}")
-    elif result.out_of_memory:
-        output.say("it, or a process of it, was killed: the sandbox ran out of memory")
-    if result.omitted_bytes:
-        output.say(f"{result.omitted_bytes:,} bytes of its output were left out, between the head and the tail")
-    if quiet:
-        return
-    if result.stopped_processes:
-        output.say(f"ended {result.stopped_processes} of its processes that were still running")
-    if changes:
-        output.say(f"{output.count(changes, 'file')} changed: workbench diff, workbench commit")
+        job.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
+    return job.exit_code(result)
 
 
 def refresh(

@@ -51,7 +51,9 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
     print(f"{output.bold('workspace')}  {output.visible(workspace.root)}")
     print(f"{output.bold('session')}    {workspace.session}")
     print(f"{output.bold('sandbox')}    {_sandbox_words(status)}")
-    print(f"{output.bold('changes')}    {output.count(len(changes.shown), 'change')} to the real workspace, none landed yet")
+    print(
+        f"{output.bold('changes')}    {output.count(len(changes.shown), 'change')} to the real workspace, none landed yet"
+    )
     print_left(changes.left)
     for point in status.mount_points:
         print(f"  {output.visible(point)} is a mount point: an empty directory in the sandbox, and nothing in it lands")
@@ -145,7 +147,9 @@ def _is_wanted(change: Change, only: list[str]) -> bool:
     if not only:
         return True
     for name in only:
-        wanted = b"/".join(part for part in name.encode(errors="surrogateescape").split(b"/") if part not in (b"", b"."))
+        wanted = b"/".join(
+            part for part in name.encode(errors="surrogateescape").split(b"/") if part not in (b"", b".")
+        )
         if b".." in wanted.split(b"/"):
             raise OptionsError(f"{name!r} leads out of the workspace.", hint="Name paths relative to its root.")
         if any(path == wanted or paths.is_below(path, wanted) for path, _, _ in change.steps()):

@@ -14,18 +14,19 @@ import anyio
 import typer
 
 from workbench.cli import output
-from workbench.errors import ConflictError, OptionsError, WorkbenchError
+from workbench.cli.failure import exit_code, find_error
+from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
+from workbench.warm import find_workspace
 from workbench.workspace import Workspace
 
 T = TypeVar("T")
 
-EXIT_ERROR, EXIT_USAGE, EXIT_CONFLICT, EXIT_REFUSED = 1, 2, 3, 4
-_REFUSALS = frozenset({"digest_required", "digest_unknown", "digest_changed", "risky_paths"})
-
 WorkspaceOption = Annotated[
     str | None,
-    typer.Option("-w", "--workspace", metavar="DIR", help="The workspace: by default the nearest directory with a .git."),
+    typer.Option(
+        "-w", "--workspace", metavar="DIR", help="The workspace: by default the nearest directory with a .git."
+    ),
 ]
 SessionOption = Annotated[
     str, typer.Option("--session", metavar="NAME", envvar="WORKBENCH_SESSION", help="Which overlay to work on.")
@@ -56,25 +57,15 @@ class Context:
 
     def open(self, options: SandboxOptions | None = None) -> Workspace:
         """Open the workspace, and say what a crash had left to put right."""
-        opened = Workspace.open(find_workspace(self.workspace), session=self.session, options=options)
+        opened = Workspace.open(workspace_path(self.workspace), session=self.session, options=options)
         for sentence in opened.recovered:
             output.say(sentence)
         return opened
 
 
-def find_workspace(named: str | None) -> bytes:
-    """`named`, else the nearest ancestor of the current directory that has a `.git`, else the current directory."""
-    if named is not None:
-        return os.fsencode(named)
-    here = os.getcwdb()
-    directory = here
-    while True:
-        if os.path.lexists(os.path.join(directory, b".git")):
-            return directory
-        parent = os.path.dirname(directory)
-        if parent == directory:
-            return here
-        directory = parent
+def workspace_path(named: str | None) -> bytes:
+    """The directory that was named, else the nearest one with a `.git`, else the current one."""
+    return find_workspace(None if named is None else os.fsencode(named))
 
 
 def run(function: Callable[..., Any], *args: Any, context: Context) -> Any:
@@ -94,24 +85,6 @@ def failing(as_json: bool) -> Iterator[None]:
             raise
         output.error(error, as_json=as_json)
         raise typer.Exit(exit_code(error)) from raised
-
-
-def exit_code(error: WorkbenchError) -> int:
-    """Conflict 3, refused by a rule 4, wrong use 2, anything else 1."""
-    if isinstance(error, ConflictError):
-        return EXIT_CONFLICT
-    if error.code in _REFUSALS:
-        return EXIT_REFUSED
-    return EXIT_USAGE if isinstance(error, OptionsError) else EXIT_ERROR
-
-
-def find_error(raised: BaseException) -> WorkbenchError | None:
-    """The error itself, or the first one of ours in a group of errors."""
-    if isinstance(raised, WorkbenchError):
-        return raised
-    if isinstance(raised, BaseExceptionGroup):
-        return next(filter(None, map(find_error, raised.exceptions)), None)
-    return None
 
 
 def terminal_name() -> str:

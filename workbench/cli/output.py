@@ -1,4 +1,4 @@
-"""How the command line speaks: results to stdout, talk and errors to stderr, nothing of an agent's raw to a terminal."""
+"""How the command line speaks: results to stdout, talk to stderr, nothing of an agent's raw to a terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ _CONTROLS = {code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if code no
     code: f"\\x{code:02x}" for code in range(128, 160)
 }
 # Invisible or direction-changing: they can make a change look like another one.
-_DECEIVING = {code: f"\\u{code:04x}" for code in (*range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x206A), 0xFEFF)}
+_DECEIVING = {
+    code: f"\\u{code:04x}" for code in (*range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
+}
 _VISIBLE = _CONTROLS | _DECEIVING
 
 
 def colours(stream: object = None) -> bool:
     """Whether to use colours: on a terminal, and not against NO_COLOR."""
     stream = sys.stdout if stream is None else stream
-    return bool(getattr(stream, "isatty", bool)()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        bool(getattr(stream, "isatty", bool)()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
 
 
 def visible(data: bytes) -> str:
@@ -66,7 +70,9 @@ def write_patch(lines: Iterable[bytes]) -> None:
 
 
 def _coloured(line: str) -> str:
-    if line.startswith(("diff ", "index ", "--- ", "+++ ", "new file", "deleted file", "rename ", "similarity", "old mode", "new mode")):
+    if line.startswith(
+        ("diff ", "index ", "--- ", "+++ ", "new file", "deleted file", "rename ", "similarity", "old mode", "new mode")
+    ):
         return f"{_BOLD}{line}{_RESET}"
     for start, colour in (("@@", _CYAN), ("+", _GREEN), ("-", _RED)):
         if line.startswith(start):

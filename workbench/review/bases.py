@@ -27,6 +27,9 @@ _CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL
 Restored = Mapping[bytes, frozenset[int]]
 """By file handle, the ctimes (ns) that an undone commit gave a file that it put back unchanged."""
 
+Step = tuple[State | None, State | None]
+"""What stands at a path before and after, None where nothing does."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -69,7 +72,7 @@ class Examination:
     `directories` are the inodes of the directories above.
     """
 
-    steps: dict[bytes, tuple[State | None, State | None]]
+    steps: dict[bytes, Step]
     conflicts: set[bytes] = field(default_factory=set)
     missing: set[bytes] = field(default_factory=set)
     satisfied: set[bytes] = field(default_factory=set)
@@ -229,12 +232,12 @@ def reaches(root: LocalStorage, path: bytes, old: State | None, new: State | Non
     return bool(new.blob) and content_id(root, path, found, like=new.blob) == new.blob
 
 
-def steps_of(changes: Iterable[Change]) -> dict[bytes, tuple[State | None, State | None]]:
+def steps_of(changes: Iterable[Change]) -> dict[bytes, Step]:
     """What a change set does, path by path in bytewise order: (old, new), None where nothing stands.
 
     Raises OptionsError (invalid_options) where two of its changes contradict each other.
     """
-    steps: dict[bytes, tuple[State | None, State | None]] = {}
+    steps: dict[bytes, Step] = {}
     for change in changes:
         for path, old, new in change.steps():
             if path not in steps:

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 
 from workbench.checkpoints.manifest import Manifest
 from workbench.errors import CommitError, ConflictError, WorkbenchError
-from workbench.review.bases import Examination, examine, look, look_at
+from workbench.review.bases import Examination, examine, look, look_at, steps_of
 from workbench.review.changeset import ChangeSet
 from workbench.review.compare import digest_of
 from workbench.review.journal import Action, Intent, Journal, Operation, restored
 from workbench.review.landed import Committed, base_record
-from workbench.review.plan import check_landable, operations_of
+from workbench.review.plan import check_complete, check_landable, operations_of
 from workbench.review.recovery import locked, recover_locked
-from workbench.review.staging import Blobs, Staging
-from workbench.review.transaction import ELSEWHERE, NO_FLAG, Transaction, rename_new, sync_parents
+from workbench.review.staging import ELSEWHERE, Blobs, ChangedError, Staging, colliding
+from workbench.review.transaction import NO_FLAG, Transaction, rename_new, sync_parents
 from workbench.review.trees import change_mode, copy_tree
 from workbench.vfs import paths, syscalls
 from workbench.vfs.local import LocalStorage
@@ -33,14 +33,6 @@ from workbench.vfs.storage import Kind
 __all__ = ["Committed", "commit"]
 
 _NAMED = 5
-
-
-class _ChangedError(Exception):
-    """The workspace changed while the commit was on its way."""
-
-    def __init__(self, path: bytes) -> None:
-        super().__init__(path)
-        self.path = path
 
 
 def commit(
@@ -81,18 +73,19 @@ def commit(
             step("locked")
             recover_locked(root, commits_dir, step)
             step("recovered")
+            check_landable(steps_of(change_set.changes), root.mount_points())
             examination = examine(root, change_set, manifest, restored=restored(commits_dir))
             if examination.conflicts:
                 raise _conflict(sorted(examination.conflicts))
-            check_landable(examination, root.mount_points())
+            check_complete(examination.missing)
             operations = operations_of(examination)
             _check_permissions(root, operations)
             step("examined")
             intent = _intent(root, change_set, session, operations)
             with Journal.begin(commits_dir, intent) as journal:
                 step("begun")
-                transaction = Transaction(root, journal, intent, step, weak=not is_locked)
-                return _Commit(transaction, examination, manifest, store).run()
+                with Transaction(root, journal, intent, step, weak=not is_locked) as transaction:
+                    return _Commit(transaction, examination, manifest, store).run()
     except OSError as error:
         raise _failed(error) from error
 
@@ -170,7 +163,7 @@ class _Commit:
             for path, place in transaction.kept
             if place
         )
-        if isinstance(error, _ChangedError):
+        if isinstance(error, ChangedError):
             return _conflict([error.path], kept)
         if isinstance(error, OSError):
             return _failed(error, kept)
@@ -218,7 +211,7 @@ class _Commit:
         # A directory of the change set itself: there already, or its mode alone changes.
         found = look(self.transaction.root, parent)
         if found is None or found.stat.kind is not Kind.DIR:
-            raise _ChangedError(parent)
+            raise ChangedError(parent)
         return found.stat.inode
 
     def _same_filesystem(self, staging: Staging) -> bool:
@@ -241,7 +234,12 @@ class _Commit:
         with LocalStorage(os.fsencode(directory)) as target:
             for operation in self.transaction.intent.operations:
                 if operation.action in (Action.REPLACE, Action.DELETE):
-                    copy_tree(self.transaction.root, operation.path, target, b"old/%d" % operation.number)
+                    try:
+                        copy_tree(self.transaction.root, operation.path, target, b"old/%d" % operation.number)
+                    except OSError as error:
+                        if error.errno in ELSEWHERE:
+                            raise ChangedError(operation.path) from error
+                        raise
 
     # Applying
 
@@ -257,13 +255,17 @@ class _Commit:
         # Who has a file open can write to it after it came out: it's looked at once more.
         for operation in transaction.intent.operations:
             if operation.number in self.left and self.left[operation.number] != self._left(operation):
-                raise _ChangedError(operation.path)
+                raise ChangedError(operation.path)
+        for parent, inode in self.inodes.items():
+            found = look(transaction.root, parent)
+            if found is None or found.stat.inode != inode:
+                raise ChangedError(parent)
 
     def _left(self, operation: Operation) -> tuple[int, int, int]:
         place, staging = self.transaction.came_out(operation), self.transaction.staging
         found = look(staging.storage, place) if staging is not None and place is not None else None
         if found is None:
-            raise _ChangedError(operation.path)
+            raise ChangedError(operation.path)
         return found.stat.inode, found.stat.size, found.stat.mtime_ns
 
     def _apply(self, operation: Operation) -> None:
@@ -277,7 +279,7 @@ class _Commit:
             # Where the directory was moved away meanwhile, this was applied in a place that nobody meant.
             if wrong or not self._stands(parent, fd):
                 transaction.undo_one(operation, directory)
-                raise _ChangedError(operation.path)
+                raise ChangedError(operation.path)
             if operation.old and operation.old[0].kind is not Kind.DIR:
                 self.left[operation.number] = self._left(operation)
 
@@ -287,11 +289,12 @@ class _Commit:
             fd = self.transaction.root.open_directory(parent)
         except OSError as error:
             if error.errno in ELSEWHERE:
-                raise _ChangedError(operation.path) from error
+                raise ChangedError(operation.path) from error
             raise
         try:
             if os.fstat(fd).st_ino != self.inodes[parent]:
-                raise _ChangedError(operation.path)
+                raise ChangedError(operation.path)
+            self.transaction.remember(parent, fd)
             yield fd
         finally:
             os.close(fd)
@@ -312,16 +315,11 @@ class _Commit:
             else:
                 self._exchange(operation, fd)
         except FileNotFoundError as error:
-            raise _ChangedError(operation.path) from error
+            raise ChangedError(operation.path) from error
         except FileExistsError as error:
             if name not in {os.fsencode(standing) for standing in os.listdir(fd)}:
-                raise CommitError(
-                    f"'{paths.display(operation.path)}' is one name with another that stands there, since this "
-                    "filesystem doesn't tell upper case from lower; nothing was applied.",
-                    code="not_landable",
-                    hint="Rename one of the two in the overlay.",
-                ) from error
-            raise _ChangedError(operation.path) from error
+                raise colliding(operation.path) from error
+            raise ChangedError(operation.path) from error
 
     def _exchange(self, operation: Operation, fd: int) -> None:
         transaction = self.transaction
@@ -346,16 +344,16 @@ class _Commit:
             fd = paths.open_below(root.root_fd, operation.path, os.O_PATH)
         except OSError as error:
             if error.errno in ELSEWHERE:
-                raise _ChangedError(operation.path) from error
+                raise ChangedError(operation.path) from error
             raise
         try:
             found = look_at(fd)
             if not operation.is_target(found) or found.stat.mode != operation.old_mode:
-                raise _ChangedError(operation.path)
+                raise ChangedError(operation.path)
             change_mode(fd, operation.new_mode)
             if not self._stands(operation.path, fd):
                 change_mode(fd, operation.old_mode)
-                raise _ChangedError(operation.path)
+                raise ChangedError(operation.path)
         finally:
             os.close(fd)
 

@@ -273,7 +273,7 @@ def _labelled(name: bytes) -> bytes:
 
 def _literal(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Compressed data in git's base 85, a line for 52 bytes, each led by a letter for its length."""
-    compressor = zlib.compressobj()
+    compressor = zlib.compressobj(zlib.Z_BEST_SPEED)
     waiting = b""
     for data in chunks:
         waiting += compressor.compress(data)

@@ -48,9 +48,9 @@ from workbench.review.landed import (
     sync_directory,
     text,
 )
+from workbench.review.pending import PENDING
 
 VERSION = 1
-_PENDING = ".pending"
 _RESTORED = ".restored"
 
 
@@ -188,7 +188,7 @@ class Journal:
     @classmethod
     def begin(cls, commits_dir: str, intent: Intent) -> Self:
         """Write the intent of a new commit; it's on disk when this returns. Raises OSError, with nothing left behind."""
-        os.symlink(intent.commit_id, os.path.join(commits_dir, _PENDING))
+        os.symlink(intent.commit_id, os.path.join(commits_dir, PENDING))
         journal = None
         try:
             journal = cls(commits_dir, intent.commit_id)
@@ -224,15 +224,10 @@ class Journal:
         return next((record for record in self.records if record["record"] == name), None)
 
 
-def pending(commits_dir: str) -> bool:
-    """Whether a commit was cut short and waits for `recover`, or is on its way at this moment: one look at one name."""
-    return os.path.lexists(os.path.join(commits_dir, _PENDING))
-
-
 def pending_id(commits_dir: str) -> str | None:
     """The id of the commit on its way, None where there's none. Raises OSError."""
     try:
-        return os.readlink(os.path.join(commits_dir, _PENDING))
+        return os.readlink(os.path.join(commits_dir, PENDING))
     except FileNotFoundError:
         return None
 
@@ -240,7 +235,7 @@ def pending_id(commits_dir: str) -> str | None:
 def clear_pending(commits_dir: str) -> None:
     """Note that no commit is on its way; safe to call again. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(commits_dir, _PENDING))
+        os.unlink(os.path.join(commits_dir, PENDING))
     sync_directory(commits_dir)
 
 

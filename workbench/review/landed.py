@@ -163,6 +163,9 @@ def change_record(change: Change) -> Json:
         "old": state_record(change.old),
         "new": state_record(change.new),
         "renamed_from": text(change.renamed_from),
+        "risk": change.risk,
+        "new_executable": change.new_executable,
+        "drops_setid": change.drops_setid,
         "implied": change.implied,
     }
 
@@ -174,6 +177,9 @@ def change_of_record(fields: Json) -> Change:
         state_of_record(fields["old"]),
         state_of_record(fields["new"]),
         renamed_from=data(fields["renamed_from"]),
+        risk=fields["risk"],
+        new_executable=fields["new_executable"],
+        drops_setid=fields["drops_setid"],
         implied=fields["implied"],
     )
 

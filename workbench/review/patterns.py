@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _NEVER = b"(?!)"
-_ANY = rb"[^\0]*"
-_IN_NAME = rb"[^/\0]*"
+_STAR = b"*"
+_ANY = rb"[^\0]*?"
+_DIRECTORIES = rb"(?:[^\0]*?/)??"
+_IN_NAME = rb"[^/\0]*?"
 _BOM = b"\xef\xbb\xbf"
 
 _CLASSES: dict[bytes, Callable[[int], bool]] = {
@@ -110,7 +112,7 @@ def _translate(pattern: bytes, *, of_names: bool) -> bytes:
     """A pattern as an expression (`dowild` in git's wildmatch.c)."""
     # git compares the literal beginning first, and hands its matcher only the rest: `a**/b` means `a` then `**/b`.
     start = 0 if of_names else _literal_length(pattern)
-    made = [re.escape(pattern[:start])]
+    tokens = [re.escape(pattern[:start])]
     at = start
     while at < len(pattern):
         byte = pattern[at : at + 1]
@@ -118,12 +120,12 @@ def _translate(pattern: bytes, *, of_names: bool) -> bytes:
             at += 1
             if at == len(pattern):
                 return _NEVER
-            made.append(re.escape(pattern[at : at + 1]))
+            tokens.append(re.escape(pattern[at : at + 1]))
         elif byte == b"?":
-            made.append(rb"[^/\0]")
+            tokens.append(rb"[^/\0]")
         elif byte == b"[":
             expression, at = _bracket(pattern, at)
-            made.append(expression)
+            tokens.append(expression)
         elif byte == b"*":
             first = at
             while pattern[at + 1 : at + 2] == b"*":
@@ -132,15 +134,43 @@ def _translate(pattern: bytes, *, of_names: bool) -> bytes:
             opens = first == start or pattern[first - 1 : first] == b"/"
             closes = not rest or rest.startswith((b"/", b"\\/"))
             if at == first or not (opens and closes) or of_names:
-                made.append(_IN_NAME)
+                tokens.append(_STAR)
             elif rest.startswith(b"/"):
-                made.append(b"(?:" + _ANY + b"/)?")
+                tokens.append(_DIRECTORIES)
                 at += 1
             else:
-                made.append(_ANY)
+                tokens.append(_ANY)
         else:
-            made.append(re.escape(byte))
+            tokens.append(re.escape(byte))
         at += 1
+    return _assemble(tokens)
+
+
+def _assemble(tokens: list[bytes]) -> bytes:
+    """Put an expression together whose stars don't try every combination: a pattern of twenty stars must not hang.
+
+    Between two `**` the first place that fits is as good as any later one, and so is it between two `*` of one name:
+    what follows can stretch over the rest. So each of these is an atomic group.
+    """
+    groups: list[list[bytes]] = [[]]
+    for token in tokens:
+        if token in (_ANY, _DIRECTORIES):
+            groups.append([])
+        groups[-1].append(token)
+    made: list[bytes] = []
+    for number, group in enumerate(groups, start=1):
+        is_last = number == len(groups)
+        pieces = [b""]
+        for token in group:
+            if token == _STAR:
+                pieces.append(b"")
+            else:
+                pieces[-1] += token
+        stars = [b"(?>" + _IN_NAME + piece + b")" for piece in pieces[1:]]
+        if stars and is_last:
+            stars[-1] = _IN_NAME + pieces[-1]
+        expression = pieces[0] + b"".join(stars)
+        made.append(expression if is_last else b"(?>" + expression + b")")
     return b"".join(made)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from workbench.checkpoints.manifest import Base, Certainty
 from workbench.errors import CommitError, OptionsError
-from workbench.review.bases import Examination
+from workbench.review.bases import Examination, Step
 from workbench.review.changeset import State
 from workbench.review.journal import Action, Operation
 from workbench.review.names import is_git
@@ -21,12 +21,12 @@ _WRITABLE = 0o200
 _OWNER_ALL = 0o700
 
 
-def check_landable(examination: Examination, mount_points: Collection[bytes]) -> None:
+def check_landable(steps: Mapping[bytes, Step], mount_points: Collection[bytes]) -> None:
     """Refuse what never lands, whoever made the change set: the last line before the real workspace.
 
     Raises CommitError (not_landable), which names the first such path.
     """
-    for path, (old, new) in examination.steps.items():
+    for path, (old, new) in steps.items():
         why = _why_not(path, old, new, mount_points)
         if why:
             raise CommitError(
@@ -34,10 +34,13 @@ def check_landable(examination: Examination, mount_points: Collection[bytes]) ->
                 code="not_landable",
                 hint="Leave that path out of the commit.",
             )
-    if examination.missing:
-        path = min(examination.missing)
+
+
+def check_complete(missing: Collection[bytes]) -> None:
+    """Refuse a selection that lacks what it depends on. Raises CommitError (not_landable), which names the first."""
+    if missing:
         raise CommitError(
-            f"The commit lacks '{paths.display(path)}', which other paths in it depend on; nothing was applied.",
+            f"The commit lacks '{paths.display(min(missing))}', which other paths in it depend on; nothing was applied.",
             code="not_landable",
             hint="Commit that path as well.",
         )
@@ -59,7 +62,7 @@ def _why_not(path: bytes, old: State | None, new: State | None, mount_points: Co
 
 
 @dataclass(slots=True)
-class _Step:
+class _Top:
     action: Action
     path: bytes
     old: list[Base] = field(default_factory=list)
@@ -74,8 +77,8 @@ def operations_of(examination: Examination) -> tuple[Operation, ...]:
     A tree that comes, goes or changes its kind is one operation. Directories are opened up first and closed last; new names
     come before deletions. Raises OptionsError (invalid_options) for steps that contradict each other.
     """
-    tops: dict[bytes, _Step] = {}
-    modes: list[_Step] = []
+    tops: dict[bytes, _Top] = {}
+    modes: list[_Top] = []
     for path, (old, new) in examination.steps.items():
         if path in examination.satisfied:
             continue
@@ -84,16 +87,16 @@ def operations_of(examination: Examination) -> tuple[Operation, ...]:
         if above is not None:
             _join(above, path, base, old, new)
         elif old is not None and new is not None and _is_mode_alone(old, new):
-            modes.append(_Step(Action.MODE, path, [base], [], base.mode, new.mode))
+            modes.append(_Top(Action.MODE, path, [base], [], base.mode, new.mode))
         else:
             action = Action.CREATE if old is None else Action.DELETE if new is None else Action.REPLACE
-            tops[path] = _Step(action, path, [] if old is None else [base], [] if new is None else [(path, new)])
+            tops[path] = _Top(action, path, [] if old is None else [base], [] if new is None else [(path, new)])
     if os.geteuid() != 0:
         modes.extend(extra for step in tops.values() for extra in _made_movable(step))
     return _numbered(tops, modes)
 
 
-def _nearest(tops: Mapping[bytes, _Step], path: bytes) -> _Step | None:
+def _nearest(tops: Mapping[bytes, _Top], path: bytes) -> _Top | None:
     while path:
         path = path.rpartition(b"/")[0]
         if path in tops:
@@ -101,7 +104,7 @@ def _nearest(tops: Mapping[bytes, _Step], path: bytes) -> _Step | None:
     return None
 
 
-def _join(top: _Step, path: bytes, base: Base, old: State | None, new: State | None) -> None:
+def _join(top: _Top, path: bytes, base: Base, old: State | None, new: State | None) -> None:
     """Let a step below a tree that comes or goes become part of it."""
     comes = bool(top.new) and top.new[0][1].kind is Kind.DIR
     goes = bool(top.old) and top.old[0].kind is Kind.DIR
@@ -121,25 +124,25 @@ def _is_mode_alone(old: State, new: State) -> bool:
     return old.kind is Kind.DIR or (bool(old.blob) and old.blob == new.blob)
 
 
-def _made_movable(step: _Step) -> list[_Step]:
+def _made_movable(step: _Top) -> list[_Top]:
     """The mode changes around moving a directory that its owner may not write to, which only root can move as it is."""
     extra = []
     if step.old and step.old[0].kind is Kind.DIR and not step.old[0].mode & _WRITABLE:
         base = step.old[0]
         opened = base.mode | _OWNER_ALL
-        extra.append(_Step(Action.MODE, step.path, [base], [], base.mode, opened))
+        extra.append(_Top(Action.MODE, step.path, [base], [], base.mode, opened))
         step.old[0] = replace(base, mode=opened)
     if step.new and step.new[0][1].kind is Kind.DIR and not step.new[0][1].mode & _WRITABLE:
         path, state = step.new[0]
         opened = state.mode | _OWNER_ALL
         made = Base(path, Certainty.KNOWN, Kind.DIR, opened)
-        extra.append(_Step(Action.MODE, path, [made], [], opened, state.mode))
+        extra.append(_Top(Action.MODE, path, [made], [], opened, state.mode))
         step.new[0] = (path, replace(state, mode=opened))
     return extra
 
 
-def _numbered(tops: Mapping[bytes, _Step], modes: list[_Step]) -> tuple[Operation, ...]:
-    def opens(step: _Step) -> bool:
+def _numbered(tops: Mapping[bytes, _Top], modes: list[_Top]) -> tuple[Operation, ...]:
+    def opens(step: _Top) -> bool:
         return bool(step.new_mode & ~step.old_mode & _OWNER_ALL) and not step.old_mode & ~step.new_mode & _OWNER_ALL
 
     opening = sorted((step for step in modes if opens(step)), key=lambda step: step.path)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from workbench.errors import CommitError
 from workbench.review.bases import look
-from workbench.review.journal import Intent, Journal, clear_pending, pending, pending_id
+from workbench.review.journal import Intent, Journal, clear_pending, pending_id
 from workbench.review.landed import Committed, base_of_record, unsettled
+from workbench.review.pending import pending
 from workbench.review.staging import Staging
 from workbench.review.transaction import Kept, Transaction
 from workbench.review.trees import remove_tree
@@ -107,7 +108,7 @@ def _recover(root: LocalStorage, commits_dir: str, commit_id: str, on_step: Call
         committed = None
         if journal.find("undone") is not None:
             transaction.kept.extend(transaction.kept_before())
-            transaction.clear(forget=not transaction.kept)
+            transaction.clear(undone=True)
         else:
             committed = _complete(transaction, staged is not None)
         return Recovered(commit_id, journal.directory, committed, tuple(transaction.kept))

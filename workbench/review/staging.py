@@ -36,6 +36,18 @@ _CONTENT_ATTRIBUTES = ("security.capability", "security.ima", "security.evm")
 _NO_ATTRIBUTE = (errno.ENODATA, errno.EOPNOTSUPP)
 
 
+ELSEWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+"""How opening fails where a person has put something else in an entry's place."""
+
+
+class ChangedError(Exception):
+    """The workspace changed at `path` while a commit was on its way."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__(path)
+        self.path = path
+
+
 class Blobs(Protocol):
     """Where contents come from: a `CheckpointStore`."""
 
@@ -104,13 +116,21 @@ class Staging:
 
         `entries` are the manifest's, for times, owners and holes. `staged` hears of each operation once it's made.
         Returns by operation what stands here, top first: paths are the workspace's. Raises CommitError (commit_failed)
-        where an owner or an attribute can't be kept or a content isn't what its id says, CheckpointError, and OSError.
+        where an owner or an attribute can't be kept or a content isn't what its id says, CheckpointError, ChangedError, and OSError.
         """
         filler = _Filler(self._root, self.storage, entries, blobs)
         standing = {}
         for operation in operations:
             if operation.new:
-                standing[operation.number] = filler.fill(operation)
+                try:
+                    standing[operation.number] = filler.fill(operation)
+                except FileExistsError as error:
+                    raise colliding(operation.path) from error
+                except OSError as error:
+                    # Nobody else is in the staging directory: it's the workspace that something vanished from.
+                    if error.errno in ELSEWHERE:
+                        raise ChangedError(operation.path) from error
+                    raise
                 staged(operation)
         self._sync(filler.files)
         return standing
@@ -317,6 +337,16 @@ def _require_content(path: bytes, hasher: ContentHasher, state: State) -> None:
             f"The content kept for '{paths.display(path)}' isn't what was reviewed; nothing was applied.",
             hint="The checkpoint store is damaged: check it with `git fsck`, and take another checkpoint.",
         )
+
+
+def colliding(path: bytes) -> CommitError:
+    """What is raised for a name that the filesystem takes for another one."""
+    return CommitError(
+        f"'{paths.display(path)}' has a name that this filesystem doesn't tell from another that stands beside it, since "
+        "it ignores upper and lower case; nothing was applied.",
+        code="not_landable",
+        hint="Rename one of the two in the overlay.",
+    )
 
 
 def _vanished(path: bytes) -> OSError:

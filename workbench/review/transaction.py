@@ -8,13 +8,14 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
 from workbench.checkpoints.manifest import Base, Certainty
 from workbench.review.bases import content_id, look, look_at, steps_of, tree_holds
 from workbench.review.changeset import State
 from workbench.review.journal import Action, Intent, Journal, Operation, add_restored, clear_pending
 from workbench.review.landed import Committed, mark_unsettled, save, text
-from workbench.review.staging import Staging
+from workbench.review.staging import ELSEWHERE, ChangedError, Staging
 from workbench.review.trees import change_mode, move_tree, remove_tree
 from workbench.vfs import paths, syscalls
 from workbench.vfs.local import LocalStorage
@@ -26,8 +27,8 @@ NO_FLAG = (errno.EINVAL, errno.ENOSYS)
 _SYNC_EACH = 16
 """Up to so many directories each is fsynced; beyond, one syncfs is cheaper."""
 
-ELSEWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-"""How opening a directory fails where a person has put something else in its place."""
+_MOST_OPEN = 256
+"""How many directories are kept open, well below the usual limit of 1,024 descriptors."""
 
 Kept = tuple[bytes, str]
 """A path at which a person's edit stays, and where what would have gone there is (below the commit's directory, or "")."""
@@ -61,6 +62,7 @@ class DirectoryTimes:
         first, last, ours = self._known.get((now.st_dev, now.st_ino), (0, 0, False))
         if ours and now.st_mtime_ns == last:
             set_mtime(fd, first)
+            self._known[(now.st_dev, now.st_ino)] = (first, os.fstat(fd).st_mtime_ns, True)
 
 
 def set_mtime(fd: int, mtime_ns: int) -> None:
@@ -82,6 +84,20 @@ class Transaction:
     times: DirectoryTimes = field(default_factory=DirectoryTimes)
     kept: list[Kept] = field(default_factory=list)
     weak: bool = False
+    _parents: dict[bytes, LocalStorage] = field(default_factory=dict)
+    """Directories that this process applied something in: found again even where a person has moved them since."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for directory in self._parents.values():
+            directory.close()
+
+    def remember(self, path: bytes, fd: int) -> None:
+        """Keep a directory open that something is about to be applied in, up to a bound."""
+        if path not in self._parents and len(self._parents) < _MOST_OPEN:
+            self._parents[path] = LocalStorage(fd)
 
     def resume_times(self, mtime_ns: int) -> None:
         """Go on with the root's mtime where a crash left off: it was `mtime_ns` after the staging directory was made."""
@@ -154,7 +170,7 @@ class Transaction:
         with contextlib.suppress(OSError):
             self.journal.append({"record": "undone", "kept": [[text(path), place] for path, place in self.kept]})
         self.on_step("undone")
-        self.clear(forget=not self.kept)
+        self.clear(undone=True)
 
     def undo_one(self, operation: Operation, parent: LocalStorage) -> bool:
         """Undo one operation, but MODE, in the directory that it was applied in, wherever that is now.
@@ -334,6 +350,9 @@ class Transaction:
 
     @contextlib.contextmanager
     def _directory(self, path: bytes) -> Iterator[LocalStorage | None]:
+        if path in self._parents:
+            yield self._parents[path]
+            return
         try:
             fd = self.root.open_directory(path)
         except OSError as error:
@@ -415,23 +434,23 @@ class Transaction:
         # A person has edited it since: no inode is this one, so that the next commit sees that.
         return Base(path, Certainty.KNOWN, new.kind, new.mode, size=new.size, blob=new.blob)
 
-    def clear(self, *, forget: bool = False) -> None:
+    def clear(self, *, undone: bool = False) -> None:
         """Remove the staging directory, put the root's mtime back where no entry of its own changed, end the transaction.
 
-        With `forget` the commit's own directory goes too. Raises OSError.
+        Where it was `undone` and nothing had to be kept, the commit's own directory goes too. Raises OSError.
         """
         root_fd = self.root.open_directory(b"")
         try:
             if self.intent.operations:
                 with self.times.around(root_fd):
                     remove_tree(self.root, self.intent.staging)
-                if not any(operation.path and not paths.parent(operation.path) for operation in self.intent.operations):
+                if undone or not any(b"/" not in operation.path for operation in self.intent.operations):
                     self.times.restore(root_fd)
                 os.fsync(root_fd)
             self.on_step("cleared")
         finally:
             os.close(root_fd)
-        if forget:
+        if undone and not self.kept:
             with LocalStorage(os.fsencode(self.journal.commits_dir)) as commits:
                 remove_tree(commits, os.fsencode(self.intent.commit_id))
         clear_pending(self.journal.commits_dir)
@@ -468,7 +487,7 @@ def rename_new(source_fd: int, source: bytes, target_fd: int, target: bytes) -> 
 
 
 def sync_parents(root: LocalStorage, operations: Iterable[Operation]) -> None:
-    """Bring every directory that the operations touched onto the disk. Raises OSError."""
+    """Bring every directory that the operations touched onto the disk. Raises ChangedError, OSError."""
     parents = {paths.parent(operation.path) for operation in operations}
     if len(parents) > _SYNC_EACH:
         fd = root.open_directory(b"")
@@ -478,7 +497,12 @@ def sync_parents(root: LocalStorage, operations: Iterable[Operation]) -> None:
             os.close(fd)
         return
     for parent in parents:
-        fd = root.open_directory(parent)
+        try:
+            fd = root.open_directory(parent)
+        except OSError as error:
+            if error.errno in ELSEWHERE:
+                raise ChangedError(parent) from error
+            raise
         try:
             os.fsync(fd)
         finally:

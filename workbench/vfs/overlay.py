@@ -73,27 +73,7 @@ class Overlay:
 
     def entries(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         """As `list`, with the kind of each entry."""
-        merged = self._merge(path)
-        hidden = self._is_hidden(path)
-        return sorted(
-            (name, kind)
-            for name, kind in merged.items()
-            if kind is not Kind.WHITEOUT and (hidden or not self._hides(path, name))
-        )
-
-    def _merge(self, path: bytes) -> dict[bytes, Kind]:
-        found = self._look(path)
-        while found.stat is not None and found.lower_below:
-            merged = self._lower_entries(path) | dict(self.upper.entries(path))
-            # A directory that was deleted meanwhile has lost its whiteouts first, so that lower names would come back.
-            again = self._look(path)
-            if again.same_directory(found):
-                return merged
-            found = again
-        if found.stat is not None:
-            return dict(self.upper.entries(path))
-        self._stat_below(path, found)
-        return dict(_entries(self.lower, path))
+        return self._visible(path, self._merge(path)[1], self._is_hidden(path))
 
     def open(self, path: bytes) -> BinaryIO:
         """A regular file, for reading. Never blocks.
@@ -130,18 +110,43 @@ class Overlay:
         Both are sorted bytewise and without hidden names. Names taken out of the list of directories before the next
         step aren't entered. A directory that vanishes meanwhile is passed over. Raises as `list`.
         """
-        waiting = [path]
+        hidden = self._is_hidden(path)
+        # What is looked up from its parent costs the same at any depth.
+        waiting: builtins.list[tuple[bytes, _Upper | None]] = [(path, None)]
         while waiting:
-            here = waiting.pop()
+            here, above = waiting.pop()
             try:
-                entries = self.entries(here)
+                found, merged = self._merge(here, above)
             except (FileNotFoundError, NotADirectoryError):
-                if here == path:
+                if above is None:
                     raise
                 continue
+            entries = self._visible(here, merged, hidden)
             directories = [name for name, kind in entries if kind is Kind.DIR]
             yield here, directories, [name for name, kind in entries if kind is not Kind.DIR]
-            waiting.extend(_child(here, name) for name in reversed(directories))
+            waiting.extend((_child(here, name), found) for name in reversed(directories))
+
+    def _merge(self, path: bytes, above: _Upper | None = None) -> tuple[_Upper, dict[bytes, Kind]]:
+        """What the upper says of a directory, and all raw names in it; `above` is what it says of the parent."""
+        found = self._look(path, above)
+        while found.stat is not None and found.lower_below:
+            merged = self._lower_entries(path) | dict(self.upper.entries(path))
+            # A directory that was deleted meanwhile has lost its whiteouts first, so that lower names would come back.
+            again = self._look(path, above)
+            if again.same_directory(found):
+                return found, merged
+            found = again
+        if found.stat is not None:
+            return found, dict(self.upper.entries(path))
+        self._stat_below(path, found)
+        return found, dict(_entries(self.lower, path))
+
+    def _visible(self, path: bytes, merged: dict[bytes, Kind], hidden: bool) -> builtins.list[tuple[bytes, Kind]]:
+        return sorted(
+            (name, kind)
+            for name, kind in merged.items()
+            if kind is not Kind.WHITEOUT and (hidden or not self._hides(path, name))
+        )
 
     def _hides(self, path: bytes, name: bytes) -> bool:
         if not path and name == self.scratch:
@@ -151,11 +156,23 @@ class Overlay:
         return not _exists(self.lower, _child(path, name))
 
     def _is_hidden(self, path: bytes) -> bool:
+        """Whether listings from further up pass over it; what is below is then shown as it is."""
         names = paths.parts(path)
-        return any(self._hides(b"/".join(names[:depth]), name) for depth, name in enumerate(names))
+        if names[:1] == (self.scratch,):
+            return True
+        return self.hide_hidden_paths and any(
+            _is_hidden_name(name) and not _exists(self.lower, b"/".join(names[: depth + 1]))
+            for depth, name in enumerate(names)
+        )
 
-    def _look(self, path: bytes) -> _Upper:
-        """Walk the upper as far as it goes. Raises for what it decides alone: a whiteout, or a file in the way."""
+    def _look(self, path: bytes, above: _Upper | None = None) -> _Upper:
+        """What the upper says of a path; `above` is what it says of the parent, where that's known.
+
+        Raises for what the upper decides alone: a whiteout, or a file in the way.
+        """
+        return self._look_down(path) if above is None else self._look_from(above, path)
+
+    def _look_down(self, path: bytes) -> _Upper:
         names = paths.parts(path)
         lower = True
         here = paths.open_below(self.upper.root_fd, b"", os.O_PATH | os.O_DIRECTORY)
@@ -183,6 +200,23 @@ class Overlay:
             return _Upper(Stat.of(os.fstat(here)), len(names), lower, below)
         finally:
             os.close(here)
+
+    def _look_from(self, above: _Upper, path: bytes) -> _Upper:
+        absent = _Upper(None, above.directories, above.lower_below, above.lower_below)
+        if above.stat is None:
+            return absent
+        try:
+            fd = paths.open_below(self.upper.root_fd, path, os.O_PATH)
+        except FileNotFoundError:
+            return absent
+        try:
+            stat = Stat.of(os.fstat(fd))
+            if stat.kind is Kind.WHITEOUT:
+                raise paths.error(errno.ENOENT, path)
+            below = stat.kind is Kind.DIR and above.lower_below and self._shows_below(fd)
+            return _Upper(stat, above.directories + 1, above.lower_below, below)
+        finally:
+            os.close(fd)
 
     def _shows_below(self, fd: int) -> bool:
         return not self.upper.attributes_of(fd).opaque

@@ -109,9 +109,9 @@ def open_below(root_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
             last = position == len(pieces)
             step = flags | os.O_NOFOLLOW if last else os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
             try:
-                below = syscalls.openat2(here, piece, step, mode if last else 0)
+                below = _open_piece(here, piece, step, mode if last else 0)
             except OSError as failure:
-                raise error(_code(failure, here, piece, step), path) from failure
+                raise error(failure.errno or errno.EIO, path) from failure
             if here != root_fd:
                 os.close(here)
             here = below
@@ -122,20 +122,24 @@ def open_below(root_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
     return here
 
 
-def _code(failure: OSError, dir_fd: int, piece: bytes, flags: int) -> int:
-    code = failure.errno or errno.EIO
-    if code != errno.ELOOP:
-        return code
-    # The kernel says ELOOP for a symlink anywhere; in the middle it's "not a directory" to us.
-    above, slash, _ = piece.rpartition(b"/")
-    if flags & os.O_PATH:
-        return errno.ENOTDIR
-    if slash:
-        try:
-            os.close(syscalls.openat2(dir_fd, above, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW))
-        except OSError:
-            return errno.ENOTDIR
-    return errno.ELOOP
+def _open_piece(dir_fd: int, piece: bytes, flags: int, mode: int) -> int:
+    try:
+        return syscalls.openat2(dir_fd, piece, flags, mode)
+    except OSError as failure:
+        if failure.errno != errno.ELOOP:
+            raise
+        # The kernel says ELOOP for a symlink anywhere; in the middle it's "not a directory" to us.
+        if flags & os.O_PATH:
+            raise error(errno.ENOTDIR, piece) from failure
+        above, slash, last = piece.rpartition(b"/")
+        if not slash:
+            raise
+    # Which of the two it was is only told by two steps: a look at the path again could meet another file.
+    above_fd = _open_piece(dir_fd, above, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, 0)
+    try:
+        return syscalls.openat2(above_fd, last, flags, mode)
+    finally:
+        os.close(above_fd)
 
 
 def resolve(path: bytes, kind: Callable[[bytes], Kind], readlink: Callable[[bytes], bytes]) -> bytes:

@@ -56,8 +56,3 @@ def start(
     """
     if context.invoked_subcommand is None:
         context.invoke(status, workspace=None, session="default", json=False)
-
-
-def main() -> None:
-    """The entry point of the `workbench` command."""
-    app()

@@ -1,0 +1,22 @@
+"""Waiting for a state instead of sleeping for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_PAUSE_SECONDS = 0.02
+
+
+def wait_until(state: Callable[[], T], what: str = "", *, seconds: float = 30.0) -> T:
+    """Ask until the answer is true, and return it; fails, saying `what` was waited for, when the time is up."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = state()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"after {seconds:g} seconds still not: {what or state}"
+        time.sleep(_PAUSE_SECONDS)

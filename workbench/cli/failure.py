@@ -1,0 +1,35 @@
+"""From an error to an exit code."""
+
+from __future__ import annotations
+
+from workbench.errors import CommandError, ConflictError, OptionsError, WorkbenchError
+
+EXIT_ERROR, EXIT_USAGE, EXIT_CONFLICT, EXIT_REFUSED = 1, 2, 3, 4
+EXIT_BEFORE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 125, 126, 127
+_REFUSALS = frozenset({"digest_required", "digest_unknown", "digest_changed", "risky_paths"})
+_NEVER_RAN = {"command_not_found": EXIT_NOT_FOUND, "command_not_executable": EXIT_NOT_EXECUTABLE}
+
+
+def exit_code(error: WorkbenchError) -> int:
+    """Conflict 3, refused by a rule 4, wrong use 2, anything else 1."""
+    if isinstance(error, ConflictError):
+        return EXIT_CONFLICT
+    if error.code in _REFUSALS:
+        return EXIT_REFUSED
+    return EXIT_USAGE if isinstance(error, OptionsError) else EXIT_ERROR
+
+
+def exit_code_before(error: WorkbenchError) -> int:
+    """Of a command that never ran: not found 127, not executable 126, wrong use 2, anything else 125."""
+    if isinstance(error, CommandError):
+        return _NEVER_RAN.get(error.code, EXIT_BEFORE)
+    return EXIT_USAGE if isinstance(error, OptionsError) else EXIT_BEFORE
+
+
+def find_error(raised: BaseException) -> WorkbenchError | None:
+    """The error itself, or the first one of ours in a group of errors."""
+    if isinstance(raised, WorkbenchError):
+        return raised
+    if isinstance(raised, BaseExceptionGroup):
+        return next(filter(None, map(find_error, raised.exceptions)), None)
+    return None

@@ -1,0 +1,146 @@
+"""One command in a warm sandbox, on this process's streams, terminal and signals.
+
+Stands on the path of every warm command: it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from workbench import warm
+from workbench.cli import output, terminal
+from workbench.protocol.commands import Command, CommandResult
+from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.connection import Job
+
+if TYPE_CHECKING:
+    from workbench.workspace import Workspace
+
+EXIT_TIMEOUT = 124
+
+
+def wants_tty(said: bool | None) -> bool:
+    """Whether a command gets a terminal: what was said, else where standard input and output are one."""
+    return said if said is not None else sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def command(
+    argv: tuple[str, ...],
+    *,
+    with_tty: bool,
+    environment: dict[str, str] | None = None,
+    timeout_ms: int = 0,
+    output_limit: int = 0,
+) -> Command:
+    """The command for this process's streams; with a terminal its size and kind go along."""
+    rows, columns = terminal.size(sys.stdout.fileno())
+    kind = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ} if with_tty else {}
+    return Command(
+        argv,
+        environment={**kind, **(environment or {})},
+        tty=with_tty,
+        rows=rows,
+        columns=columns,
+        stdin=True,
+        timeout_ms=timeout_ms,
+        output_limit=output_limit,
+    )
+
+
+def located(wanted: Command, target: str, root: bytes, here: bytes) -> Command:
+    """The command in the directory that corresponds to `here` inside, where that lies in the workspace `root`.
+
+    `target` is where the sandbox has the workspace. Elsewhere it's the workspace's root.
+    """
+    inside = os.path.commonpath((here, root)) == root
+    cwd = os.path.normpath(os.path.join(target, os.fsdecode(os.path.relpath(here, root)))) if inside else target
+    return replace(wanted, cwd=cwd)
+
+
+async def count(workspace: Workspace) -> int:
+    """How many changes the overlay holds, remembered for as long as nothing in it changes."""
+    now, changes = warm.counted(workspace.overlay_path)
+    if changes is None:
+        changes = len((await workspace.changes()).shown)
+        warm.note_counted(workspace.overlay_path, now, changes)
+    return changes
+
+
+async def run(client: KeeperClient, wanted: Command, *, as_json: bool) -> CommandResult:
+    """Run a command to its end with this process's streams, terminal and signals; `as_json` keeps the output back."""
+    job = await client.spawn(wanted)
+    async with anyio.create_task_group() as group, contextlib.AsyncExitStack() as stack:
+        if wanted.tty:
+            group.start_soon(_follow_size, job)
+            stack.enter_context(terminal.raw(sys.stdin.fileno()) if sys.stdin.isatty() else contextlib.nullcontext())
+        group.start_soon(_pass_signals, client, job)
+        outputs = (None, None) if as_json else (_writer(sys.stdout.fileno()), _writer(sys.stderr.fileno()))
+        result = await job.wait(stdin=_stdin(), on_stdout=outputs[0], on_stderr=outputs[1])
+        group.cancel_scope.cancel()
+    return result
+
+
+async def _follow_size(job: Job) -> None:
+    async for rows, columns in terminal.sizes(sys.stdout.fileno()):
+        await job.resize(rows, columns)
+
+
+async def _pass_signals(client: KeeperClient, job: Job) -> None:
+    """^C goes to the command; a second one, and a SIGTERM, end it; the second ^C the sandbox as well."""
+    interrupted = False
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async for number in signals:
+            if number != signal.SIGINT:
+                await job.kill("cancel", grace_ms=1000)
+            elif not interrupted:
+                interrupted = True
+                await job.signal(signal.SIGINT)
+            else:
+                output.say("stopping the command and the sandbox")
+                await job.kill("cancel")
+                await client.stop(force=True, reason="cancel")
+
+
+async def _stdin() -> AsyncIterator[bytes]:
+    async for data in terminal.stdin_bytes():
+        yield data
+
+
+def _writer(fd: int) -> Callable[[bytes], object]:
+    def write(data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+    return write
+
+
+def exit_code(result: CommandResult) -> int:
+    """What this process ends with: the command's own exit code, or 124 where its time was up."""
+    return EXIT_TIMEOUT if result.timed_out else result.exit_code
+
+
+def say_how_it_ended(result: CommandResult, changes: int | None, *, quiet: bool, timeout_ms: int) -> None:
+    """What the exit code alone doesn't tell, a line each on stderr."""
+    if result.timed_out:
+        output.say(f"ended after {timeout_ms / 1000:g} s, its time limit")
+    elif result.ended_by:
+        output.say(f"ended by {result.ended_by}")
+    elif result.out_of_memory:
+        output.say("it, or a process of it, was killed: the sandbox ran out of memory")
+    if result.omitted_bytes:
+        output.say(f"{result.omitted_bytes:,} bytes of its output were left out, between the head and the tail")
+    if quiet:
+        return
+    if result.stopped_processes:
+        output.say(f"ended {result.stopped_processes} of its processes that were still running")
+    if changes:
+        output.say(f"{output.count(changes, 'file')} changed: workbench diff, workbench commit")

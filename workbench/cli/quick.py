@@ -1,0 +1,101 @@
+"""The short way of `workbench exec` where a warm sandbox is there: what it needs, and no import more.
+
+The full command line costs several times what a warm command does, in imports alone. This understands only the plain
+form, `exec [-w DIR] [--session NAME] [-q] [-t|-T] [--] COMMAND...`; anything else, and whatever it isn't sure of, is
+left to the full one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from workbench import warm
+
+_VALUES = {"-w": "workspace", "--workspace": "workspace", "--session": "session"}
+_FLAGS = {"-q": ("quiet", True), "--quiet": ("quiet", True), "-t": ("tty", True), "-T": ("tty", False)}
+_OTHERS = ("WORKBENCH_IMAGE", "WORKBENCH_BACKEND")
+
+
+@dataclass(slots=True)
+class _Wanted:
+    argv: tuple[str, ...] = ()
+    workspace: str | None = None
+    session: str = "default"
+    quiet: bool = False
+    tty: bool | None = None
+
+
+def run(arguments: list[str]) -> int | None:
+    """Run the command where it's an `exec` of the plain form and its sandbox is warm; its exit code, else None."""
+    wanted = _parse(arguments)
+    if wanted is None or not warm.SESSION_NAME.fullmatch(wanted.session):
+        return None
+    named = None if wanted.workspace is None else os.fsencode(wanted.workspace)
+    root = os.path.realpath(warm.find_workspace(named))
+    overlay = warm.find_overlay(root, wanted.session)
+    if overlay is None:
+        return None
+    import anyio
+
+    from workbench.cli import failure, output
+
+    try:
+        return anyio.run(_run, wanted, overlay, root)
+    except Exception as raised:
+        error = failure.find_error(raised)
+        if error is None:
+            raise
+        output.error(error, as_json=False)
+        return failure.exit_code_before(error)
+
+
+def _parse(arguments: list[str]) -> _Wanted | None:
+    if arguments[:1] != ["exec"] or any(name in os.environ for name in _OTHERS):
+        return None
+    wanted = _Wanted(session=os.environ.get("WORKBENCH_SESSION") or "default")
+    rest = arguments[1:]
+    while rest and rest[0].startswith("-"):
+        option, *rest = rest
+        if option == "--":
+            break
+        if option in _FLAGS:
+            setattr(wanted, *_FLAGS[option])
+        elif option in _VALUES and rest:
+            setattr(wanted, _VALUES[option], rest.pop(0))
+        else:
+            return None
+    wanted.argv = tuple(rest)
+    return wanted if rest else None
+
+
+async def _run(wanted: _Wanted, overlay: str, root: bytes) -> int | None:
+    from workbench.cli import job
+    from workbench.sandbox.client import KeeperClient
+
+    client = await KeeperClient.connect(overlay)
+    if client is None:
+        return None
+    async with client:
+        command = job.command(wanted.argv, with_tty=job.wants_tty(wanted.tty))
+        command = job.located(command, (await client.hello()).mounts[0].target, root, os.getcwdb())
+        result = await job.run(client, command, as_json=False)
+    changes = warm.counted(overlay)[1]
+    if changes is None:
+        from workbench.workspace import Workspace
+
+        async with Workspace.open(root, session=wanted.session) as workspace:
+            changes = await job.count(workspace)
+    job.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
+    return job.exit_code(result)
+
+
+def main() -> None:
+    """The entry point of the `workbench` command."""
+    code = run(sys.argv[1:])
+    if code is None:
+        from workbench.cli.app import app
+
+        app()
+    sys.exit(code)

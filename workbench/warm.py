@@ -1,0 +1,181 @@
+"""What tells, at the cost of a few system calls, whether a warm sandbox may be used as it is.
+
+Stands on the path of every warm command, so it imports nothing heavy and reads no JSON. Beside an overlay's record lie
+`mounted` (written before each mount: which directory the lower was, and what its repository looked like),
+`lower-changed` (made by whoever notices that the lower isn't what is mounted any more) and `counted` (how many changes
+there were in the upper of a certain signature).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+
+from workbench.review.pending import pending
+
+SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SLUG_CHARACTERS = re.compile(r"[^A-Za-z0-9]+")
+_MOUNTED, _CHANGED, _COUNTED = "mounted", "lower-changed", "counted"
+_INDEX_CHECKSUM = 20
+
+
+def default_state_path() -> str:
+    """`$WORKBENCH_STATE`, else `$XDG_STATE_HOME/workbench`, else `~/.local/state/workbench`."""
+    if chosen := os.environ.get("WORKBENCH_STATE"):
+        return os.path.abspath(chosen)
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.abspath(os.path.join(base, "workbench"))
+
+
+def slug(root: bytes) -> str:
+    """The beginning of the name of a workspace's directory in the state directory."""
+    return _SLUG_CHARACTERS.sub("-", os.fsdecode(os.path.basename(root))).strip("-")[:32] or "workspace"
+
+
+def find_workspace(named: bytes | None) -> bytes:
+    """`named`, else the nearest ancestor of the current directory that has a `.git`, else the current directory."""
+    if named is not None:
+        return named
+    here = directory = os.getcwdb()
+    while not os.path.lexists(os.path.join(directory, b".git")):
+        parent = os.path.dirname(directory)
+        if parent == directory:
+            return here
+        directory = parent
+    return directory
+
+
+def find_overlay(root: bytes, session: str) -> str | None:
+    """The directory of an overlay whose sandbox, if it is warm, may be used as it is; None where that isn't sure.
+
+    `root` is the real directory, absolute and without symlinks.
+    """
+    base = os.path.join(os.path.realpath(default_state_path()), "workspaces")
+    with contextlib.suppress(OSError):
+        for name in os.listdir(base):
+            directory = os.path.join(base, name)
+            if name.startswith(f"{slug(root)}-") and os.fsencode(os.readlink(os.path.join(directory, "lower"))) == root:
+                overlay = os.path.join(directory, "overlays", session)
+                if not pending(os.path.join(directory, "commits")) and is_fresh(overlay, root):
+                    return overlay
+    return None
+
+
+def note_mounted(overlay_path: str, root: bytes) -> None:
+    """Say that the overlay is about to be mounted over `root` as it is now."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(overlay_path, _CHANGED))
+    _write(os.path.join(overlay_path, _MOUNTED), _stamp(root))
+
+
+def is_fresh(overlay_path: str, root: bytes) -> bool:
+    """Whether nothing says that the real directory, or its repository, changed since the overlay was last mounted."""
+    if os.path.lexists(os.path.join(overlay_path, _CHANGED)):
+        return False
+    try:
+        return _read(os.path.join(overlay_path, _MOUNTED)) == _stamp(root)
+    except OSError:
+        return False
+
+
+def mark_changed(overlay_path: str) -> None:
+    """Say that the real directory changed under an overlay, mounted or not."""
+    _write(os.path.join(overlay_path, _CHANGED), "")
+
+
+def signature(upper_path: str) -> str:
+    """40 hex digits that change with anything in an upper layer: names, inodes, sizes, modes, change times."""
+    found = hashlib.sha1(usedforsecurity=False)
+    waiting = [os.open(upper_path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)]
+    try:
+        while waiting:
+            fd = waiting.pop()
+            try:
+                for name in sorted(os.listdir(fd)):
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    fields = (status.st_ino, status.st_size, status.st_mode, status.st_ctime_ns)
+                    found.update(os.fsencode(name) + b"\0%d %d %d %d\0" % fields)
+                    if status.st_mode & 0o170000 == 0o040000:
+                        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                        waiting.append(os.open(name, flags, dir_fd=fd))
+            finally:
+                os.close(fd)
+    finally:
+        for fd in waiting:
+            os.close(fd)
+    return found.hexdigest()
+
+
+def counted(overlay_path: str) -> tuple[str, int | None]:
+    """The signature of the upper layer, and how many changes it had when that signature was last noted, if it was.
+
+    The signature is empty where the layer can't be read.
+    """
+    try:
+        now = signature(os.path.join(overlay_path, "upper"))
+        known, _, number = _read(os.path.join(overlay_path, _COUNTED)).partition(" ")
+        return now, int(number) if known == now else None
+    except FileNotFoundError:
+        return now, None
+    except OSError:
+        return "", None
+
+
+def note_counted(overlay_path: str, now: str, changes: int) -> None:
+    """Remember how many changes the upper layer of a signature has."""
+    if now:
+        _write(os.path.join(overlay_path, _COUNTED), f"{now} {changes}")
+
+
+def _stamp(root: bytes) -> str:
+    """Which directory this is (a mount pins the inode, so its number isn't reused), and where its repository stands."""
+    status = os.stat(root)
+    found = hashlib.sha1(b"%d:%d" % (status.st_dev, status.st_ino), usedforsecurity=False)
+    git = _git_directory(root)
+    head = _content(os.path.join(git, b"HEAD"))
+    found.update(head)
+    common = os.path.join(git, _content(os.path.join(git, b"commondir")).strip() or b".")
+    if head.startswith(b"ref: "):
+        found.update(_content(os.path.join(common, head.removeprefix(b"ref: ").strip())))
+    found.update(_content(os.path.join(git, b"index"), tail=_INDEX_CHECKSUM))
+    for path in (os.path.join(common, b"packed-refs"), os.path.join(common, b"refs", b"heads")):
+        with contextlib.suppress(OSError):
+            found.update(b"%d" % os.stat(path).st_mtime_ns)
+    return found.hexdigest()
+
+
+def _git_directory(root: bytes) -> bytes:
+    path = os.path.join(root, b".git")
+    content = _content(path)
+    if content.startswith(b"gitdir: "):
+        return os.path.join(root, content.removeprefix(b"gitdir: ").strip())
+    return path
+
+
+def _content(path: bytes, tail: int = 0) -> bytes:
+    """A regular file's content, or its last bytes; empty where there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        size = os.fstat(fd).st_size
+        return os.pread(fd, tail or 1 << 16, max(0, size - tail) if tail else 0)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as stream:
+        return stream.read()
+
+
+def _write(path: str, content: str) -> None:
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="ascii") as stream:
+        stream.write(content)
+    os.rename(temporary, path)
