@@ -1,9 +1,9 @@
 """What happens around a mount of an overlay: preparing it, starting a sandbox over it, scanning its upper afterwards.
 
 Three things are kept true here. Every path's base is judged by the epoch of the mount it was first touched in, so what
-an earlier mount left is scanned before the next one. A repository is one unit: while any of it is in the upper, the real
-one must be as it was, else the upper's part is set aside (a checkpoint keeps it). And nobody writes the upper but the
-holder of the overlay's lock, with nothing mounted.
+an earlier mount left is scanned before the next one. A repository is one unit: while any of it is in the upper, the
+real one must be as it was, else the upper's part is set aside (a checkpoint keeps it). And nobody writes the upper but
+the holder of the overlay's lock, with nothing mounted.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class SandboxOptions:
     """How a sandbox is made.
 
     `backend` is `auto`, `docker` or `namespace`; what a session had first stays, unless it's named. `image` empty is
-    the session's, else the default one. `environment` is added to what commands get. `idle_seconds` is how long a sandbox
-    without commands stays.
+    the session's, else the default one. `environment` is added to what commands get. `idle_seconds` is how long a
+    sandbox without commands stays.
     """
 
     backend: str = "auto"
@@ -221,7 +221,7 @@ class Mounting:
         return kept
 
     def empty_git_overlay(self) -> str:
-        """Drop what the overlay of a linked worktree's git directory holds; the checkpoint that keeps it, or nothing."""
+        """Drop what a linked worktree's git directory holds in the overlay; the checkpoint of it, or nothing."""
         git = self._git_overlay_or_none()
         if git is None:
             return ""

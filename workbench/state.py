@@ -77,6 +77,10 @@ class StateDirectory:
         Raises WorkspaceError: workspace_missing, workspace_unreadable, workspace_forbidden, and workspace_replaced
         where another directory stands at the path and the old one's overlays still hold changes.
         """
+        record = self._identify(root)
+        return self._find(record, (record.handle, record.inode, record.birth_ns)) or self._create(record)
+
+    def _identify(self, root: bytes) -> WorkspaceRecord:
         self._refuse_forbidden(root)
         try:
             root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -96,10 +100,17 @@ class StateDirectory:
             handle, inode, birth_ns = identify(root_fd)
         finally:
             os.close(root_fd)
-        record = WorkspaceRecord(
-            root=paths.display(root), root_bytes=root, handle=handle, inode=inode, birth_ns=birth_ns
-        )
-        return self._find(record, (handle, inode, birth_ns)) or self._create(record)
+        return WorkspaceRecord(root=paths.display(root), root_bytes=root, handle=handle, inode=inode, birth_ns=birth_ns)
+
+    def replaced(self, root: bytes) -> list[WorkspaceDirectory]:
+        """Those whose path leads to another directory by now. Raises as `workspace`."""
+        record = self._identify(root)
+        identity = (record.handle, record.inode, record.birth_ns)
+        return [
+            workspace
+            for workspace in self._candidates(record)
+            if workspace.root == root and not same(workspace.record, identity)
+        ]
 
     def _find(self, record: WorkspaceRecord, identity: tuple[bytes, int, int]) -> WorkspaceDirectory | None:
         found = None

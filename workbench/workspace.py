@@ -262,11 +262,16 @@ class Workspace:
         self.shown.add(changes.digest, changes.checkpoint, terminal)
         return changes.digest
 
+    async def conflicts(self, changes: ChangeSet) -> list[bytes]:
+        """The paths of a change set that can't land: the real workspace changed there meanwhile. Raises OSError."""
+        checkpoint = self._store.get(changes.checkpoint)
+        return await to_thread.run_sync(lambda: self._conflicts(changes, checkpoint))
+
     async def status(self) -> WorkspaceStatus:
         """What there is, what would conflict, and what runs. Raises as `checkpoint`."""
         checkpoint = await self.checkpoint(label="looked at")
         changes = await to_thread.run_sync(lambda: self._compare(checkpoint))
-        conflicting = await to_thread.run_sync(lambda: conflicts(self._lower, changes, checkpoint.manifest))
+        conflicting = await to_thread.run_sync(lambda: self._conflicts(changes, checkpoint))
         client = await KeeperClient.connect(self._overlay.path)
         sandbox = SandboxStatus(self._overlay.record().backend, running=False)
         if client is not None:
@@ -293,6 +298,13 @@ class Workspace:
             scratch=os.fsencode(record.scratch),
             root_mode=record.root_mode,
         )
+
+    def _conflicts(self, changes: ChangeSet, checkpoint: Checkpoint) -> list[bytes]:
+        found = conflicts(self._lower, changes, checkpoint.manifest)
+        if found:
+            # Whatever is mounted now shows something else there than a reader outside sees.
+            warm.mark_changed(self._overlay.path)
+        return found
 
     # Deciding
 
@@ -427,6 +439,23 @@ class Workspace:
                         found.append(os.open(workspace.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
                         stack.callback(os.close, found[-1])
             yield found
+
+
+async def let_go_replaced(path: str | bytes | os.PathLike[str], *, state_path: str | None = None) -> int:
+    """Let go of the overlays of directories that stood at a path before another one was put there.
+
+    Their sandboxes end, and their checkpoints stay in the state directory. How many workspaces that were. Raises as
+    `Workspace.open`, and SandboxError.
+    """
+    found = StateDirectory.open(state_path).replaced(os.path.realpath(os.fsencode(path)))
+    for workspace in found:
+        for session in workspace.sessions():
+            client = await KeeperClient.connect(workspace.overlay_path(session))
+            if client is not None:
+                async with client:
+                    await client.stop(force=True, reason="discard")
+        workspace.retire()
+    return len(found)
 
 
 def _lies_in(path: bytes, directory: bytes) -> bool:

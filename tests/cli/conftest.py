@@ -15,7 +15,7 @@ from tests.conftest import ROOT, Cli, git_in
 from tests.trees import make_tree
 
 
-class Bench(Cli):
+class Prompt(Cli):
     """The command on a repository and a state directory of its own."""
 
     def __init__(self, directory: Path) -> None:
@@ -77,10 +77,10 @@ class Bench(Cli):
 
 
 @pytest.fixture(scope="module")
-def bench(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A bench that all tests of a file use one after another; each leaves the sandbox usable."""
-    directory = tmp_path_factory.mktemp("bench")
-    made = Bench(directory)
+def prompt(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prompt]:
+    """A prompt that all tests of a file use one after another; each leaves the sandbox usable."""
+    directory = tmp_path_factory.mktemp("prompt")
+    made = Prompt(directory)
     try:
         yield made
     finally:
@@ -89,9 +89,9 @@ def bench(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Be
 
 
 @pytest.fixture
-def fresh(engine: None, tmp_path: Path) -> Iterator[Bench]:
-    """A bench of the test's own."""
-    made = Bench(tmp_path)
+def fresh_prompt(engine: None, tmp_path: Path) -> Iterator[Prompt]:
+    """A prompt of the test's own."""
+    made = Prompt(tmp_path)
     try:
         yield made
     finally:

@@ -18,10 +18,11 @@ from workbench.cli.options import (
     WorkspaceOption,
     run,
     terminal_name,
+    workspace_path,
 )
 from workbench.cli.report import commit_report, discard_report
 from workbench.errors import CommitError
-from workbench.workspace import Workspace
+from workbench.workspace import Workspace, let_go_replaced
 
 
 def commit(
@@ -111,7 +112,13 @@ def discard(
 ) -> None:
     """Drop everything the overlay holds; a checkpoint of it is kept, the real workspace isn't touched."""
     context = Context(workspace, session, json, quiet)
-    run(_discard, context, yes, stop, context=context)
+    run(_let_go, context, context=context) if replaced else run(_discard, context, yes, stop, context=context)
+
+
+async def _let_go(context: Context) -> None:
+    number = await let_go_replaced(workspace_path(context.workspace))
+    if not context.quiet:
+        output.say(f"let go of {output.count(number, 'workspace')} that stood here before")
 
 
 async def _discard(context: Context, yes: bool, stop: bool) -> None:

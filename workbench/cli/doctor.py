@@ -118,7 +118,8 @@ def _engine(info: EngineInfo) -> Iterator[FindingReport]:
         yield FindingReport(
             topic="engine",
             state=WARNING,
-            finding=f"{advisory.identifier} ({advisory.component}): {advisory.summary}; fixed in {', '.join(advisory.fixed)}",
+            finding=f"{advisory.identifier} ({advisory.component}): {advisory.summary}",
+            hint=f"Fixed in {', '.join(advisory.fixed)}; a distribution may have it in an older number, too.",
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import anyio
@@ -26,7 +25,6 @@ from workbench.cli.report import exec_report
 from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command
-from workbench.workspace import Workspace
 
 _JSON_OUTPUT_LIMIT = 1 << 20
 # A program of the person's choice that is there in any image.

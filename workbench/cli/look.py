@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -51,9 +52,7 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
     print(f"{output.bold('workspace')}  {output.visible(workspace.root)}")
     print(f"{output.bold('session')}    {workspace.session}")
     print(f"{output.bold('sandbox')}    {_sandbox_words(status)}")
-    print(
-        f"{output.bold('changes')}    {output.count(len(changes.shown), 'change')} to the real workspace, none landed yet"
-    )
+    print(f"{output.bold('changes')}    {output.count(len(changes.shown), 'change')}, none of them landed yet")
     print_left(changes.left)
     for point in status.mount_points:
         print(f"  {output.visible(point)} is a mount point: an empty directory in the sandbox, and nothing in it lands")
@@ -119,9 +118,11 @@ async def _diff(context: Context, only: list[str], form: str) -> bool:
             output.write_patch(rendering.name_status(shown))
         else:
             _print_risks(shown)
-            output.write_patch(rendering.unified(shown, workspace.lower, workspace.store))
+            # Nobody reads base85; what lands is under the digest all the same.
+            binary = not sys.stdout.isatty()
+            output.write_patch(rendering.unified(shown, workspace.lower, workspace.store, binary=binary))
             if not context.quiet:
-                _say_rest(changes)
+                _say_rest(changes, await workspace.conflicts(changes))
         return bool(shown)
 
 
@@ -131,14 +132,16 @@ def _print_risks(shown: list[Change]) -> None:
             output.say(f"RISKY {output.visible(change.path)}: {change.risk}")
 
 
-def _say_rest(changes: ChangeSet) -> None:
+def _say_rest(changes: ChangeSet, conflicting: list[bytes]) -> None:
     for change in changes.shown:
         if change.new_executable:
             output.say(f"executable now: {output.visible(change.path)}")
         if change.drops_setid:
             output.say(f"setuid or setgid stays behind: {output.visible(change.path)}")
     print_left(changes.left)
-    if changes.changes:
+    for path in conflicting:
+        output.say(f"CONFLICT {output.visible(path)}: changed in the real workspace meanwhile, so this can't land")
+    if changes.changes and not conflicting:
         output.say(f"digest {changes.digest[:16]}; `workbench commit` lands exactly this")
 
 

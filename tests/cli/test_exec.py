@@ -1,0 +1,378 @@
+"""`workbench exec`: whose exit code it is, what goes in and comes out, where it runs, and how it's interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Prompt
+from tests.trees import snapshot
+from tests.waiting import wait_until
+
+_NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_the_workspace_changes(prompt: Prompt) -> Iterator[None]:
+    before = snapshot(prompt.workspace)
+    yield
+    assert snapshot(prompt.workspace) == before
+
+
+def report(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
+    """What `--json` printed: one object, and nothing else on stdout."""
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 77, 124, 125, 126, 127, 255])
+def test_the_exit_code_is_the_commands_own(prompt: Prompt, number: int) -> None:
+    told = report(prompt("exec", "--json", "--", "sh", "-c", f"exit {number}", code=number))
+    assert (told["exit_code"], told["exit_code_of"], told["signal"]) == (number, "command", None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGHUP])
+def test_a_command_that_a_signal_ends_exits_with_128_and_its_number(prompt: Prompt, number: signal.Signals) -> None:
+    told = report(prompt("exec", "--json", "--", "sh", "-c", f"kill -{number.value} $$", code=128 + number))
+    assert (told["exit_code"], told["exit_code_of"], told["signal"]) == (128 + number, "command", number.name)
+
+
+@pytest.mark.parametrize(
+    ("argv", "number", "code"),
+    [
+        (["no-such-command"], 127, "command_not_found"),
+        (["./no-such-file"], 127, "command_not_found"),
+        (["./README.md"], 126, "command_not_executable"),
+        (["./src"], 126, "command_not_executable"),
+        (["README.md/x"], 127, "command_not_found"),
+    ],
+)
+def test_a_command_that_never_ran_is_the_workbenchs_to_report(
+    prompt: Prompt, argv: list[str], number: int, code: str
+) -> None:
+    told = report(prompt("exec", "--json", "--", *argv, code=number))
+    assert (told["exit_code"], told["exit_code_of"]) == (number, "workbench")
+    assert isinstance(told["error"], dict)
+    assert told["error"]["code"] == code
+    said = prompt("exec", "--", *argv, code=number)
+    assert said.stdout == b""
+    assert f"[{code}]".encode() in said.stderr
+
+
+def test_a_script_without_an_interpreter_line_is_run_by_the_shell_as_any_shell_would(prompt: Prompt) -> None:
+    prompt.sh("printf 'echo by the shell: $1' >plain; chmod +x plain")
+    assert prompt.run("./plain", "x").stdout == b"by the shell: x\n"
+
+
+def test_a_command_out_of_time_exits_with_124_which_is_the_workbenchs(prompt: Prompt) -> None:
+    told = report(prompt("exec", "--json", "--timeout", "0.3", "--", "sleep", "1000", code=124))
+    assert (told["exit_code"], told["exit_code_of"], told["timed_out"]) == (124, "workbench", True)
+    assert told["signal"] == "SIGTERM"
+    said = prompt("exec", "--timeout", "0.3", "--", "sh", "-c", "echo started; sleep 1000", code=124)
+    assert said.stdout == b"started\n"
+    assert b"0.3 s" in said.stderr
+
+
+def test_a_command_in_time_knows_nothing_of_its_time_limit(prompt: Prompt) -> None:
+    told = report(prompt("exec", "--json", "--timeout", "100", "--", "sh", "-c", "exit 9", code=9))
+    assert (told["exit_code_of"], told["timed_out"]) == ("command", False)
+
+
+def test_wrong_use_exits_with_2(prompt: Prompt) -> None:
+    prompt("exec", code=2)
+    prompt("exec", "--no-such-option", "--", "true", code=2)
+    prompt("exec", "--timeout", "soon", "--", "true", code=2)
+    prompt("exec", "-e", "=value", "--", "true", code=2)
+    prompt("exec", "--session", "../x", "--", "true", code=2)
+    prompt("exec", "--timeout", "-1", "--", "true", code=2)
+    prompt("exec", "--max-output", "-1", "--", "true", code=2)
+    told = report(prompt("exec", "--json", "--session", "../x", "--", "true", code=2))
+    assert (told["exit_code"], told["exit_code_of"]) == (2, "workbench")
+
+
+def test_where_no_engine_answers_it_exits_with_125(fresh_prompt: Prompt) -> None:
+    environment = {**fresh_prompt.environment, **_NO_ENGINE}
+    done = fresh_prompt("exec", "--backend", "docker", "--json", "--", "true", code=125, env=environment)
+    told = report(done)
+    assert (told["exit_code"], told["exit_code_of"]) == (125, "workbench")
+    assert isinstance(told["error"], dict)
+    assert told["error"]["code"] == "engine_unavailable"
+    assert told["error"]["hint"]
+    said = fresh_prompt("exec", "--backend", "docker", "--", "true", code=125, env=environment)
+    assert said.stdout == b""
+    assert b"[engine_unavailable]" in said.stderr
+
+
+def test_a_session_that_began_with_docker_never_changes_its_backend_silently(fresh_prompt: Prompt) -> None:
+    fresh_prompt.run("true")
+    fresh_prompt("stop")
+    said = fresh_prompt("exec", "--", "true", code=125, env={**fresh_prompt.environment, **_NO_ENGINE})
+    assert b"[engine_unavailable]" in said.stderr
+
+
+@pytest.mark.parametrize("image", ["an impossible name", "workbench.invalid/none:1"])
+def test_an_image_that_cant_be_had_exits_with_125(fresh_prompt: Prompt, image: str) -> None:
+    told = report(fresh_prompt("exec", "--json", "--image", image, "--", "true", code=125))
+    assert isinstance(told["error"], dict)
+    assert told["error"]["code"] == "image_unavailable"
+
+
+def test_a_workspace_that_isnt_there_exits_with_125(prompt: Prompt) -> None:
+    told = report(prompt("exec", "--json", "-w", "/nonexistent", "--", "true", code=125))
+    assert (told["exit_code"], told["exit_code_of"]) == (125, "workbench")
+    assert isinstance(told["error"], dict)
+    assert told["error"]["code"] == "workspace_missing"
+
+
+# What comes out
+
+
+def test_stdout_and_stderr_are_two_streams_and_talk_goes_to_stderr(prompt: Prompt) -> None:
+    done = prompt.sh("echo out; echo err >&2; echo more >new-file")
+    assert done.stdout == b"out\n"
+    assert done.stderr.startswith(b"err\n")
+    assert b"changed" in done.stderr
+    quiet = prompt("exec", "-q", "--", "sh", "-c", "echo out; echo err >&2")
+    assert (quiet.stdout, quiet.stderr) == (b"out\n", b"err\n")
+
+
+def test_every_byte_comes_through_as_it_is(prompt: Prompt) -> None:
+    every = bytes(range(256)) * 64
+    assert prompt("exec", "-q", "--", "cat", stdin=None, input=every).stdout == every
+
+
+def test_output_comes_as_it_is_written(prompt: Prompt) -> None:
+    with prompt.start("-q", "--", "sh", "-c", "echo first; read word; echo $word", stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"first\n"
+        process.stdin.write(b"second\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"second\n"
+
+
+def test_a_reader_that_leaves_ends_the_command_as_a_closed_pipe_does(prompt: Prompt) -> None:
+    with prompt.start("--", "yes") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(2) == b"y\n"
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(timeout=30) == 128 + signal.SIGPIPE
+        assert b"Traceback" not in said
+    assert processes(prompt, "yes") == 0
+
+
+def test_a_reader_that_reads_no_more_doesnt_keep_the_command_from_being_ended(prompt: Prompt) -> None:
+    with prompt.start("--", "yes") as process:
+        assert process.stdout is not None
+        assert process.stdout.read(2) == b"y\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert processes(prompt, "yes") == 0
+
+
+def test_max_output_keeps_the_head_and_the_tail_and_says_how_much_it_left_out(prompt: Prompt) -> None:
+    script = "seq 100000; seq 100000 >&2"
+    whole = b"".join(b"%d\n" % number for number in range(1, 100001))
+    told = report(prompt("exec", "--json", "--max-output", "1000", "--", "sh", "-c", script))
+    for name in ("stdout", "stderr"):
+        assert told[name] == (whole[:500] + whole[-500:]).decode()
+    assert told["omitted_bytes"] == 2 * (len(whole) - 1000)
+    said = prompt("exec", "--max-output", "1000", "--", "sh", "-c", script)
+    assert said.stdout == whole[:500] + whole[-500:]
+    assert f"{2 * (len(whole) - 1000):,} bytes".encode() in said.stderr
+
+
+def test_json_has_the_output_as_text_and_nothing_else_on_stdout(prompt: Prompt) -> None:
+    told = report(prompt("exec", "--json", "--", "sh", "-c", r"printf 'gr\303\274n\377'; echo err >&2"))
+    assert told["stdout"] == "grün\N{REPLACEMENT CHARACTER}"
+    assert told["stderr"] == "err\n"
+    assert told["omitted_bytes"] == 0
+
+
+# What goes in
+
+
+def test_what_is_piped_in_arrives_whole(prompt: Prompt) -> None:
+    data = os.urandom(3_000_000)
+    done = prompt("exec", "-q", "--", "sha256sum", stdin=None, input=data)
+    assert done.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
+
+
+def test_a_file_can_be_its_input(prompt: Prompt, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"from a file\n")
+    with file.open("rb") as stream:
+        assert prompt("exec", "-q", "--", "cat", stdin=stream).stdout == b"from a file\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_as_good_as_empty_ones(prompt: Prompt, closed: str) -> None:
+    argv = [os.fsdecode(word) for word in prompt.argv("exec", "-q", "--", "sh", "-c", "cat; exit 7")]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *argv], env=prompt.environment, capture_output=True, check=False, timeout=60
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == b""
+
+
+def test_a_command_that_never_reads_its_input_ends_all_the_same(prompt: Prompt) -> None:
+    with open("/dev/zero", "rb") as endless:
+        prompt("exec", "--", "true", stdin=endless)
+    with prompt.start("--", "true", stdin=subprocess.PIPE) as process:
+        assert process.wait(timeout=30) == 0
+
+
+# Environment and directory
+
+
+def test_nothing_of_the_hosts_environment_is_inside_but_what_is_named(prompt: Prompt) -> None:
+    environment = {**prompt.environment, "API_TOKEN": "secret", "NAMED": "passed on", "LD_PRELOAD": ""}
+    arguments = ("-q", "-e", "NAMED", "-e", "GIVEN=a=b c", "-e", "EMPTY=", "-e", "NOT_SET_HERE")
+    shown = prompt("exec", *arguments, "--", "env", "-0", env=environment).stdout.decode()
+    found = dict(line.split("=", 1) for line in shown.split("\0") if line)
+    assert (found["NAMED"], found["GIVEN"], found["EMPTY"]) == ("passed on", "a=b c", "")
+    assert set(found) <= {
+        *("PATH", "HOME", "USER", "LANG", "HOSTNAME", "GIT_OPTIONAL_LOCKS", "NAMED", "GIVEN", "EMPTY"),
+        *("LC_ALL", "LC_CTYPE", "TZ", "PWD"),
+    }
+    # Not even the first process's, which any command could read were it not for the kernel.
+    everybody = prompt("exec", "-q", "--", "sh", "-c", "cat /proc/*/environ 2>/dev/null; true", env=environment)
+    assert b"secret" not in everybody.stdout
+
+
+def test_it_starts_in_the_workspace_at_its_real_path(prompt: Prompt) -> None:
+    assert prompt.run("pwd").stdout.decode().strip() == str(prompt.workspace)
+
+
+def test_the_current_directory_maps_into_the_sandbox(prompt: Prompt) -> None:
+    def here(directory: Path) -> str:
+        return prompt("exec", "--", "pwd", cwd=directory).stdout.decode().strip()
+
+    assert here(prompt.workspace / "src" / "deep") == str(prompt.workspace / "src" / "deep")
+    assert here(prompt.workspace.parent) == str(prompt.workspace)
+    assert here(Path("/")) == str(prompt.workspace)
+
+
+def test_without_w_the_workspace_is_the_nearest_directory_with_a_repository(prompt: Prompt) -> None:
+    argv = [os.fsdecode(word) for word in prompt.argv("exec") if word not in ("-w", str(prompt.workspace))]
+    done = subprocess.run(
+        [*argv, "--", "sh", "-c", "pwd; git rev-parse --show-toplevel"],
+        cwd=prompt.workspace / "src" / "deep",
+        env=prompt.environment,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode().split() == [str(prompt.workspace / "src" / "deep"), str(prompt.workspace)]
+
+
+def test_a_directory_that_is_gone_inside_is_a_clear_error(prompt: Prompt) -> None:
+    prompt.sh("rm -rf docs")
+    said = prompt("exec", "--", "true", cwd=prompt.workspace / "docs", code=125)
+    assert b"[invalid_directory]" in said.stderr
+    prompt.sh("mkdir docs")
+
+
+# Interrupting it. These run it without a terminal: `test_terminal.py` has the others.
+
+
+def processes(prompt: Prompt, command: str) -> int:
+    """How many processes of that name run inside."""
+    script = 'grep -lsx "$1" /proc/[0-9]*/comm | wc -l'
+    return int(prompt("exec", "-q", "--", "sh", "-c", script, "sh", command).stdout)
+
+
+def _keeper(prompt: Prompt) -> str:
+    """What tells one sandbox from the next: the socket's inode, made anew for each."""
+    socket = (prompt.overlay() / "keeper").readlink()
+    return f"{socket.stat().st_ino}:{socket.stat().st_ctime_ns}"
+
+
+def _started(prompt: Prompt, *argv: str) -> subprocess.Popen[bytes]:
+    """A command inside that has said `started`."""
+    process = prompt.start("--", *argv)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"started\n"
+    return process
+
+
+def test_one_interrupt_stops_the_command_and_not_the_sandbox(prompt: Prompt) -> None:
+    prompt.run("true")
+    keeper = _keeper(prompt)
+    with _started(prompt, "sh", "-c", "echo started; exec sleep 1000") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 128 + signal.SIGINT
+    prompt.run("true")
+    assert _keeper(prompt) == keeper
+    assert processes(prompt, "sleep") == 0
+
+
+def test_a_command_may_take_an_interrupt_as_it_likes(prompt: Prompt) -> None:
+    script = "trap 'echo caught; exit 5' INT; echo started; while :; do sleep 0.1; done"
+    with _started(prompt, "bash", "-c", script) as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == b"caught\n"
+        assert process.wait(timeout=30) == 5
+
+
+def test_interrupting_twice_stops_the_command_and_the_sandbox(fresh_prompt: Prompt) -> None:
+    script = "trap 'echo caught' INT; echo started; while :; do sleep 0.1; done"
+    with _started(fresh_prompt, "bash", "-c", script) as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"caught\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) in (128 + signal.SIGINT, 128 + signal.SIGKILL)
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+    wait_until(lambda: not fresh_prompt.leftovers(), "the container is gone")
+    assert not os.path.lexists(fresh_prompt.overlay() / "keeper")
+
+
+def test_a_terminated_client_ends_its_command_kindly(prompt: Prompt) -> None:
+    script = "trap 'echo asked; exit 0' TERM; echo started; while :; do sleep 0.1; done"
+    with _started(prompt, "bash", "-c", script) as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == b"asked\n"
+        assert process.wait(timeout=30) == 0
+    with _started(prompt, "sh", "-c", "echo started; exec sleep 1000") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert processes(prompt, "sleep") == 0
+
+
+def test_a_killed_client_leaves_the_sandbox_but_no_command(prompt: Prompt) -> None:
+    prompt.run("true")
+    keeper = _keeper(prompt)
+    with _started(prompt, "sh", "-c", "(setsid sleep 1000 &); echo started; exec sleep 1000") as process:
+        process.kill()
+    wait_until(lambda: processes(prompt, "sleep") == 0, "the command has ended")
+    assert _keeper(prompt) == keeper
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_the_sandbox_starts_ends_quietly_and_leaves_nothing_half_made(
+    fresh_prompt: Prompt, number: signal.Signals
+) -> None:
+    with fresh_prompt.start("--", "true") as process:
+        wait_until(lambda: fresh_prompt.leftovers() or process.poll() is not None, "its container is being made")
+        process.send_signal(number)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.wait(timeout=60) in (0, 128 + number)
+        assert b"Traceback" not in said
+    assert fresh_prompt.sh("echo works").stdout == b"works\n"
