@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +14,9 @@ from workbench.vfs import paths, syscalls
 
 _OPEN = 64
 """Far below the usual limit of 1,024 descriptors, and deep enough for most trees to be walked without opening any twice."""
+
+_STEPS = 32
+"""How many directories above one are opened, and so kept, with it: whoever walks up a deep tree finds them."""
 
 _FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -40,18 +45,19 @@ class Directories:
 
         Raises OSError with the path: NotADirectoryError also for a symlink, EXDEV at or below a mount point.
         """
-        fd = self._fds.get(path)
-        if fd is not None:
-            self._fds.move_to_end(path)
-            return fd
-        try:
-            fd = self._open(path, os.O_RDONLY)
-        except PermissionError:
-            fd = self._open(path, os.O_PATH)
-        self._fds[path] = fd
-        if len(self._fds) > _OPEN:
-            os.close(self._fds.popitem(last=False)[1])
-        return fd
+        missing: list[bytes] = []
+        at = path
+        while at and at not in self._fds and len(missing) < _STEPS:
+            missing.append(at)
+            at = at.rpartition(b"/")[0]
+        if at in self._fds:
+            self._fds.move_to_end(at)
+        else:
+            self._keep(at, lambda flags: paths.open_below(self._root_fd, at, flags))
+        above = self._fds[at]
+        for step in reversed(missing):
+            above = self._keep(step, partial(syscalls.openat2, above, step.rpartition(b"/")[2]))
+        return above
 
     def forget(self, path: bytes) -> None:
         """Close a directory that is about to be removed or replaced. What is below it has to be forgotten before."""
@@ -59,14 +65,16 @@ class Directories:
         if fd is not None:
             os.close(fd)
 
-    def _open(self, path: bytes, access: int) -> int:
-        above, _, name = path.rpartition(b"/")
-        parent = self._fds.get(above) if path else None
+    def _keep(self, path: bytes, open_with: Callable[[int], int]) -> int:
         try:
-            if parent is None:
-                return paths.open_below(self._root_fd, path, access | _FLAGS)
-            self._fds.move_to_end(above)
-            return syscalls.openat2(parent, name, access | _FLAGS)
+            try:
+                fd = open_with(os.O_RDONLY | _FLAGS)
+            except PermissionError:
+                fd = open_with(os.O_PATH | _FLAGS)
         except OSError as error:
             code = errno.ENOTDIR if error.errno == errno.ELOOP else error.errno or errno.EIO
             raise paths.error(code, path) from error
+        self._fds[path] = fd
+        if len(self._fds) > _OPEN:
+            os.close(self._fds.popitem(last=False)[1])
+        return fd

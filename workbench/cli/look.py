@@ -14,6 +14,7 @@ from workbench.errors import OptionsError
 from workbench.review import diff as rendering
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath
 from workbench.vfs import paths
+from workbench.vfs.storage import Kind
 from workbench.workspace import Workspace, WorkspaceStatus
 
 _LEFT_WORDS = {
@@ -22,6 +23,8 @@ _LEFT_WORDS = {
     Left.REPOSITORY: "part of a git repository",
     Left.FIFO: "a FIFO",
     Left.SOCKET: "a socket",
+    Left.DEVICE: "a device node",
+    Left.SETID: "only its setuid or setgid bit is new",
     Left.MOUNT_POINT: "below a mount point",
     Left.OMITTED: "too big or unreadable to keep",
     Left.UNREADABLE: "not readable by you",
@@ -134,6 +137,8 @@ def _print_risks(shown: list[Change]) -> None:
 
 def _say_rest(changes: ChangeSet, conflicting: list[bytes]) -> None:
     for change in changes.shown:
+        if line := _not_in_a_patch(change):
+            output.say(f"{line}: {output.visible(change.path) or '.'}")
         if change.new_executable:
             output.say(f"executable now: {output.visible(change.path)}")
         if change.drops_setid:
@@ -143,6 +148,16 @@ def _say_rest(changes: ChangeSet, conflicting: list[bytes]) -> None:
         output.say(f"CONFLICT {output.visible(path)}: changed in the real workspace meanwhile, so this can't land")
     if changes.changes and not conflicting:
         output.say(f"digest {changes.digest[:16]}; `workbench commit` lands exactly this")
+
+
+def _not_in_a_patch(change: Change) -> str:
+    """What git's format has no words for: directories by themselves, and their modes."""
+    old, new = change.old, change.new
+    if new is not None and new.kind is Kind.DIR:
+        if old is not None and old.kind is Kind.DIR:
+            return f"directory mode {old.mode:o} to {new.mode:o}"
+        return f"new directory, mode {new.mode:o}"
+    return "removed directory" if new is None and old is not None and old.kind is Kind.DIR else ""
 
 
 def _is_wanted(change: Change, only: list[str]) -> bool:

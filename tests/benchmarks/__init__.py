@@ -1,0 +1,1 @@
+"""Paired measurements: ratios within one run, never a time by itself."""

@@ -1,0 +1,217 @@
+"""`python -m tests.benchmarks [NAME]...`: run measurements and print a table of their ratios."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+from rich.console import Console
+from rich.table import Table
+
+from tests.conftest import git_in
+from workbench import Command, Workspace
+from workbench.sandbox import images
+from workbench.sandbox.client import KeeperClient
+
+REPEATS = int(os.environ.get("WORKBENCH_REPEATS", "15"))
+
+
+class Row(NamedTuple):
+    what: str
+    ours_ms: float
+    against: str
+    theirs_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours_ms / self.theirs_ms
+
+
+def paired(ours: Callable[[], object], theirs: Callable[[], object], repeats: int = REPEATS) -> tuple[float, float]:
+    """The medians in ms of two things done in turns."""
+    measured: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for times, action in zip(measured, (ours, theirs), strict=True):
+            start = time.perf_counter()
+            action()
+            times.append((time.perf_counter() - start) * 1000)
+    return statistics.median(measured[0]), statistics.median(measured[1])
+
+
+def run(*argv: str, cwd: Path | None = None) -> None:
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=cwd)
+
+
+def make_repository(path: Path, files: int) -> None:
+    for number in range(files):
+        directory = path / f"d{number // 100}"
+        if number % 100 == 0:
+            directory.mkdir(parents=True)
+        (directory / f"f{number % 100}.py").write_text(f"value = {number}\n" * 20)
+    git = git_in(path)
+    git("init", "-q", "-b", "main")
+    git("add", "-A")
+    git("commit", "-q", "-m", "first")
+
+
+@contextlib.contextmanager
+def scratch(files: int = 10) -> Iterator[Path]:
+    """A repository of so many files and a state directory of its own; its sandbox is ended afterwards."""
+    with tempfile.TemporaryDirectory() as directory:
+        repository = Path(directory) / "repo"
+        make_repository(repository, files)
+        before = os.environ.get("WORKBENCH_STATE")
+        os.environ["WORKBENCH_STATE"] = str(Path(directory) / "state")
+        try:
+            yield repository
+        finally:
+            anyio.run(_stop, repository)
+            if before is None:
+                del os.environ["WORKBENCH_STATE"]
+            else:
+                os.environ["WORKBENCH_STATE"] = before
+
+
+async def _stop(repository: Path) -> None:
+    async with Workspace.open(repository) as workspace:
+        await workspace.stop()
+
+
+@contextlib.contextmanager
+def container(*options: str) -> Iterator[str]:
+    """A plain container that sleeps, for `docker exec`."""
+    command = ["docker", "run", "-d", "--network", "none", *options, images.DEFAULT, "sleep", "3600"]
+    name = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        yield name
+    finally:
+        run("docker", "rm", "-f", name)
+
+
+def warm() -> Iterator[Row]:
+    """A command in a warm sandbox, against `docker exec`."""
+    with scratch() as repository, container() as name:
+        run(sys.executable, "-m", "workbench", "exec", "-w", str(repository), "--", "true")
+
+        async def through_api() -> tuple[float, float]:
+            async with Workspace.open(repository) as workspace:
+                client = await KeeperClient.connect(workspace.overlay_path)
+                assert client is not None
+                async with client:
+                    times = []
+                    for _ in range(REPEATS * 4):
+                        start = time.perf_counter()
+                        await client.run(Command(("true",)))
+                        times.append((time.perf_counter() - start) * 1000)
+                    return statistics.median(times), 0
+
+        ours, _ = anyio.run(through_api)
+        executable = str(Path(sys.executable).with_name("workbench"))
+        whole, theirs = paired(
+            lambda: run(executable, "exec", "-w", str(repository), "--", "true"),
+            lambda: run("docker", "exec", name, "true"),
+        )
+        yield Row("a command in a warm sandbox, API", ours, "docker exec, command line", theirs)
+        yield Row("workbench exec -- true, warm, whole process", whole, "docker exec, command line", theirs)
+
+
+def cold() -> Iterator[Row]:
+    """From nothing to the first answer, against `docker run`."""
+    with scratch() as repository:
+
+        async def start() -> None:
+            async with Workspace.open(repository) as workspace:
+                await workspace.exec(Command(("true",)))
+
+        def stop() -> None:
+            anyio.run(_stop, repository)
+
+        anyio.run(start)
+        ours, theirs = [], []
+        for _ in range(REPEATS):
+            stop()
+            begin = time.perf_counter()
+            anyio.run(start)
+            ours.append((time.perf_counter() - begin) * 1000)
+            begin = time.perf_counter()
+            run("docker", "run", "--rm", "--network", "none", images.DEFAULT, "true")
+            theirs.append((time.perf_counter() - begin) * 1000)
+        yield Row("sandbox from nothing to first answer", statistics.median(ours), "docker run --rm IMAGE true",
+                  statistics.median(theirs))  # fmt: skip
+
+
+def open_session() -> Iterator[Row]:
+    """Opening a session on many files, against few."""
+    with scratch(10) as few:
+
+        def open_one(repository: Path) -> None:
+            Workspace.open(repository).close()
+
+        with tempfile.TemporaryDirectory() as directory:
+            many = Path(directory) / "repo"
+            make_repository(many, 100_000)
+            open_one(few)
+            open_one(many)
+            ours, theirs = paired(lambda: open_one(many), lambda: open_one(few), REPEATS * 4)
+            yield Row("open a session on 100,000 files", ours, "on 10 files", theirs)
+
+
+def inside() -> Iterator[Row]:
+    """Work in the sandbox, against the same outside."""
+    with scratch(5_000) as repository:
+        commands = {
+            "git status": ("git", "status", "--short"),
+            "ripgrep": ("rg", "-c", "value = 49"),
+            "compileall": ("python3", "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", "."),
+        }
+        copy = repository.parent / "copy"
+        run("cp", "-a", str(repository), str(copy))
+
+        async def measure(argv: tuple[str, ...]) -> tuple[float, float]:
+            async with Workspace.open(repository) as workspace:
+                client = await KeeperClient.connect(workspace.overlay_path) or await workspace.sandbox()
+                ours, theirs = [], []
+                async with client:
+                    for _ in range(REPEATS):
+                        start = time.perf_counter()
+                        result = await client.run(Command(argv, output_limit=1024))
+                        ours.append((time.perf_counter() - start) * 1000)
+                        assert result.exit_code == 0, result
+                        start = time.perf_counter()
+                        run(*argv, cwd=copy)
+                        theirs.append((time.perf_counter() - start) * 1000)
+                return statistics.median(ours), statistics.median(theirs)
+
+        for name, argv in commands.items():
+            ours, theirs = anyio.run(measure, argv)
+            yield Row(f"{name}, 5,000 files, in the sandbox", ours, "the same outside", theirs)
+
+
+MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
+    "warm": warm,
+    "cold": cold,
+    "open": open_session,
+    "inside": inside,
+}
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or list(MEASUREMENTS)
+    table = Table("WHAT", "MS", "AGAINST", "MS", "RATIO", box=None, pad_edge=False)
+    for name in wanted:
+        for row in MEASUREMENTS[name]():
+            table.add_row(row.what, f"{row.ours_ms:.1f}", row.against, f"{row.theirs_ms:.1f}", f"{row.ratio:.2f}")
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Every example does what it says, run as a person would run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def _quickstart(**environment: str) -> str:
+    prepared = Path(sys.prefix) / ".prepared-dev"
+    if not prepared.exists():
+        pytest.skip("the quickstart would make its own environment; tests/run has one that it takes")
+    result = subprocess.run(
+        [str(ROOT / "examples" / "quickstart")],
+        env={**os.environ, "WORKBENCH_VENV": sys.prefix, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def _tells_the_whole_story(output: str) -> None:
+    assert "FAILED (failures=1)" in output
+    assert "if pieces > 10:" in output, "the real project was changed before the commit"
+    assert "+            if pieces >= 10:" in output, "the diff wasn't shown"
+    assert "landed 1 change" in output
+    assert output.rindex("OK") > output.index("landed 1 change"), "the committed project's tests don't pass"
+
+
+def test_the_quickstart_runs_the_main_job_with_an_engine(engine: None) -> None:
+    _tells_the_whole_story(_quickstart())
+
+
+def test_the_quickstart_runs_the_main_job_without_an_engine() -> None:
+    output = _quickstart(WORKBENCH_BACKEND="namespace")
+    if "No sandbox can be started here" in output:
+        pytest.skip("this machine has no user namespaces for the namespace backend")
+    _tells_the_whole_story(output)
+    assert "isolate less" in output
