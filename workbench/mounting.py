@@ -33,6 +33,7 @@ from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.probe import pick
 from workbench.sandbox.targets import target_for
 from workbench.state import StateDirectory, WorkspaceDirectory
+from workbench.vfs import paths
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.session import OverlayDirectory, OverlayLock
 from workbench.vfs.storage import Kind
@@ -84,6 +85,11 @@ class Mounting:
 
     # Starting
 
+    def fits(self, backend: str, image: str) -> bool:
+        """Whether a sandbox of this backend and image is one that the options ask for."""
+        wanted = self._options
+        return wanted.backend in ("auto", backend) and (not wanted.image or images.reference(wanted.image) == image)
+
     async def start(self, report: Report, before: Callable[[], None]) -> KeeperClient:
         """A sandbox over the overlay, started unless another process has just done so.
 
@@ -91,34 +97,34 @@ class Mounting:
         CheckpointError.
         """
         spec = await self._picked(report)
-        lock = await self._lock_or_none(timeout=30.0)
-        if lock is None:
-            client = await KeeperClient.connect(self._overlay.path)
-            if client is None:
-                raise OverlayError(
-                    f"The session's overlay at {self._overlay.path} is in use by another process.",
-                    code="overlay_busy",
-                    hint="Wait for the other command to end, then try again.",
-                )
-            return client
+        lock = await self.lock_or_keeper(timeout=30.0)
+        if isinstance(lock, KeeperClient):
+            return lock
         try:
             await to_thread.run_sync(self._prepare, spec, report, before)
             return await KeeperClient.start(self._overlay, spec, lock, report)
         finally:
             lock.close()
 
-    async def _lock_or_none(self, timeout: float) -> OverlayLock | None:
-        """The overlay's lock, or None as soon as a keeper answers (it holds the lock for as long as it lives)."""
+    async def lock_or_keeper(self, timeout: float) -> OverlayLock | KeeperClient:
+        """The overlay's lock, or a client as soon as a keeper answers, which holds the lock for as long as it lives.
+
+        One of the two comes, unless another process is at the overlay for longer than `timeout`, in seconds. Raises
+        OverlayError (overlay_busy).
+        """
         deadline = time.monotonic() + timeout
         while True:
             with contextlib.suppress(OverlayError):
                 return await to_thread.run_sync(self._overlay.take_lock, 0.2)
             client = await KeeperClient.connect(self._overlay.path)
             if client is not None:
-                await client.aclose()
-                return None
+                return client
             if time.monotonic() >= deadline:
-                return None
+                raise OverlayError(
+                    f"The session's overlay at {self._overlay.path} is in use by another process.",
+                    code="overlay_busy",
+                    hint="Wait for the other command to end, then try again.",
+                )
 
     async def _picked(self, report: Report) -> SandboxSpec:
         """What to start, with the backend that works here."""
@@ -130,7 +136,7 @@ class Mounting:
         spec = await to_thread.run_sync(self._spec, image)
         picked = await pick(preference, spec, self._state.path, report)
         if picked.backend != "docker":
-            report(f"using the {picked.backend} backend ({picked.why}). {picked.isolation}")
+            report(f"using the {picked.backend} backend: {picked.why}. Compared with docker it has {picked.isolation}")
         return replace(spec, backend=picked.backend, image=picked.image)
 
     def _spec(self, image: str) -> SandboxSpec:
@@ -292,6 +298,21 @@ class Mounting:
         """What is left of an upper without its part of the real repositories."""
         return repository.without_repositories(manifest, self._lower)
 
+    def lower_moved_on(self, path: bytes) -> bool:
+        """Whether the real workspace changed, anywhere along a path, since the overlay was mounted.
+
+        The kernel doesn't promise what a mount shows of a lower that changes; what is older than the mount it shows.
+        """
+        since = epoch(self._overlay.record().mounts) or 0
+        names = paths.parts(path)
+        for depth in range(len(names) + 1):
+            try:
+                if self._lower.stat(paths.join(*names[:depth])).ctime_ns >= since:
+                    return True
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return False
+
     # Locks and leftovers
 
     @asynccontextmanager
@@ -307,8 +328,12 @@ class Mounting:
     def unmount_leftovers(self) -> None:
         """Remove whatever a killed keeper left mounted; the lock is held. Raises SandboxError where it can't."""
         record = self._overlay.record()
-        for mount in record.mounts:
+        left = [mount for mount in record.mounts if mount.live]
+        for mount in left:
             leftovers.ensure_unmounted(mount)
+        if left:
+            mounts = tuple(mount.model_copy(update={"live": False}) for mount in record.mounts)
+            self._overlay.save(record.model_copy(update={"mounts": mounts}))
 
 
 def _nothing(upper: LocalUpper) -> Manifest:

@@ -16,7 +16,7 @@ from anyio import to_thread
 from workbench import warm
 from workbench.checkpoints import manifest_format
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
-from workbench.errors import CommitError, ConflictError, OptionsError, OverlayError
+from workbench.errors import CommitError, ConflictError, OptionsError, OverlayError, SandboxError
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.review.bases import conflicts
@@ -31,6 +31,7 @@ from workbench.sandbox.client import KeeperClient
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs import paths
 from workbench.vfs.local import LocalStorage
+from workbench.vfs.overlay import Overlay
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import write_file
 from workbench.warm import SESSION_NAME
@@ -193,17 +194,29 @@ class Workspace:
     async def sandbox(self, report: Report = _silent) -> KeeperClient:
         """The warm sandbox, else a new one; `report` hears what takes long, a sentence each.
 
-        One that the real workspace changed under is mounted anew where nothing runs in it. Raises as `exec`.
+        One that the real workspace changed under, or of another backend or image than was asked for, is replaced where
+        nothing runs in it. Raises as `exec`, and SandboxError (sandbox_busy) where something runs in one of another kind.
         """
         client = await KeeperClient.connect(self._overlay.path)
-        if client is not None and not warm.is_fresh(self._overlay.path, self.root):
-            if (await client.info()).jobs:
-                report("The workspace changed underneath; running commands go on with what they have seen.")
-            else:
-                await self._stop(client, "refresh", force=False)
-                client = None
-        if client is not None:
+        if client is None:
+            return await self._mounting.start(report, self._complete_overlay)
+        info = await client.info()
+        fits, fresh = self._mounting.fits(info.backend, info.image), warm.is_fresh(self._overlay.path, self.root)
+        if fits and (fresh or info.jobs):
+            if not fresh:
+                report(
+                    "the real workspace changed under the sandbox, which still shows some of the old one since commands "
+                    "run in it; `workbench refresh` ends them and mounts it anew"
+                )
             return client
+        if info.jobs:
+            await client.aclose()
+            raise SandboxError(
+                f"Commands run in a sandbox of another kind ({info.backend}, {info.image}).",
+                code="sandbox_busy",
+                hint="Wait for them, or end them with `workbench stop`.",
+            )
+        await self._stop(client, "refresh", force=False)
         return await self._mounting.start(report, self._complete_overlay)
 
     async def refresh(self, *, force: bool = False, report: Report = _silent) -> int:
@@ -216,18 +229,46 @@ class Workspace:
             return ended
 
     async def stop(self, *, force: bool = True, reason: str = "stop") -> int:
-        """End the sandbox where one runs; how many processes that ended.
+        """End the sandbox where one runs, or is just starting, and what a killed one left; how many processes that ended.
 
-        Without `force` raises SandboxError (sandbox_busy) where a shell is attached.
+        Without `force` raises SandboxError (sandbox_busy) where a shell is attached; OverlayError (overlay_busy).
         """
         client = await KeeperClient.connect(self._overlay.path)
-        return 0 if client is None else await self._stop(client, reason, force=force)
+        if client is None:
+            found = await self._mounting.lock_or_keeper(timeout=_LOCK_TIMEOUT_S)
+            if not isinstance(found, KeeperClient):
+                with contextlib.closing(found):
+                    await to_thread.run_sync(self._mounting.unmount_leftovers)
+                return 0
+            client = found
+        return await self._stop(client, reason, force=force)
 
     async def _stop(self, client: KeeperClient, reason: str, *, force: bool) -> int:
         async with client:
             return len(await client.stop(force=force, reason=reason))
 
     # Looking
+
+    async def read(self, path: bytes) -> bytes:
+        """The content of a file of the merged view, the same that commands in the sandbox see.
+
+        `path` is relative to the root. What the real workspace changed under a running sandbox is read through the
+        sandbox, which may still show the old. Raises OSError as opening the file does, SandboxError (sandbox_lost).
+        """
+        client = await KeeperClient.connect(self._overlay.path)
+        if client is None:
+            return await to_thread.run_sync(self._read, path)
+        async with client:
+            if await to_thread.run_sync(self._mounting.lower_moved_on, path):
+                warm.mark_changed(self._overlay.path)
+                return await client.read_file(os.fsdecode(path))
+            return await to_thread.run_sync(self._read, path)
+
+    def _read(self, path: bytes) -> bytes:
+        with self._overlay.upper() as upper:
+            overlay = Overlay(self._lower, upper, scratch=os.fsencode(self._overlay.record().scratch))
+            with overlay.open(path) as stream:
+                return stream.read()
 
     async def checkpoint(self, message_id: str | None = None, *, label: str = "") -> Checkpoint:
         """Keep the upper layer as it is at this moment; without a change since the last one, that one.

@@ -9,7 +9,8 @@ import shutil
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -128,7 +129,20 @@ class Layers:
             return self.store.take("default", upper, lower, **arguments)  # type: ignore[arg-type]
 
 
-NAMES = [b"a", b"b", b"c", b"-d", b"new\nline", b"\xff\xfe", b".git", b"HEAD", b"sp ace ", b"%41", b"n" * 255, "é".encode()]
+NAMES = [
+    b"a",
+    b"b",
+    b"c",
+    b"-d",
+    b"new\nline",
+    b"\xff\xfe",
+    b".git",
+    b"HEAD",
+    b"sp ace ",
+    b"%41",
+    b"n" * 255,
+    "é".encode(),
+]
 FILE_MODES = [0o600, 0o644, 0o755, 0o4755, 0o2750, 0o400, 0o000]
 DIR_MODES = [0o700, 0o755, 0o2775, 0o1777, 0o000]
 
@@ -251,6 +265,32 @@ class Operations:
         finally:
             os.close(fd)
             server.close()
+
+
+def as_nobody(function: Callable[[], None]) -> int:
+    """Run a function in a child that isn't root; its exit status, 0 where it raised nothing."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            function()
+            code = 0
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def let_nobody_enter(path: Path) -> None:
+    """Let everybody into a directory and those above it."""
+    for directory in (path, *path.parents):
+        mode = directory.stat().st_mode
+        if mode & 0o005 != 0o005:
+            directory.chmod(mode | 0o005)
 
 
 def fill(lower: Path) -> None:

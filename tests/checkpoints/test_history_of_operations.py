@@ -62,4 +62,8 @@ def test_a_restore_leaves_the_times_of_what_it_does_not_change(layers: Layers, t
     with LocalUpper(bytes(layers.upper)) as upper:
         restore(str(layers.upper), upper, first.manifest, layers.store, current=second.manifest)
     after = (layers.upper / "stays").stat()
-    assert (before.st_ino, before.st_mtime_ns, before.st_ctime_ns) == (after.st_ino, after.st_mtime_ns, after.st_ctime_ns)
+    assert (before.st_ino, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_ino,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )

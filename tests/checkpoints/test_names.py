@@ -35,7 +35,9 @@ components = st.binary(min_size=1, max_size=255).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
 )
 nasty = st.lists(
-    st.sampled_from([b".git", b"GIT", b"~1", b"%", b"%2E", b"\\", b"\n", b"\xff", b".", b" ", b":", "\u200c".encode(), b"a"]),
+    st.sampled_from(
+        [b".git", b"GIT", b"~1", b"%", b"%2E", b"\\", b"\n", b"\xff", b".", b" ", b":", "\u200c".encode(), b"a"]
+    ),
     min_size=1,
     max_size=6,
 ).map(b"".join)
@@ -61,7 +63,9 @@ def test_no_disguise_of_git_survives(name: bytes) -> None:
     assert names.unescape(escaped) == name
 
 
-@pytest.mark.parametrize("name", [b"a.py", b"100 days", b".gitignore", b"report..final.md", b"[...slug]", "größe".encode(), b"-x"])
+@pytest.mark.parametrize(
+    "name", [b"a.py", b"100 days", b".gitignore", b"report..final.md", b"[...slug]", "größe".encode(), b"-x"]
+)
 def test_an_ordinary_name_stands_as_it_is(name: bytes) -> None:
     assert names.escape(name) == name
 

@@ -5,12 +5,11 @@ import socket
 import stat
 import threading
 import time
-import traceback
 from pathlib import Path
 
 import pytest
 
-from tests.checkpoints.layers import Layers, show
+from tests.checkpoints.layers import Layers, as_nobody, let_nobody_enter, show
 from workbench.checkpoints import scan as scan_module
 from workbench.checkpoints.manifest import Entry, Manifest, Omitted
 from workbench.checkpoints.restore import restore
@@ -192,7 +191,9 @@ def test_a_file_that_always_changes_is_marked(tmp_path: Path) -> None:
     assert not entry.blob
 
 
-def test_a_file_that_becomes_a_symlink_or_a_fifo_is_never_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_becomes_a_symlink_or_a_fifo_is_never_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "outside").write_text("secret")
     layer = tmp_path / "layer"
     layer.mkdir()
@@ -290,24 +291,6 @@ def test_a_layer_that_changes_all_the_time_can_be_scanned(tmp_path: Path) -> Non
         thread.join()
 
 
-def as_nobody(function: object) -> int:
-    """Run a function in a child that isn't root; its exit status."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            function()  # type: ignore[operator]
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def locked_tree(top: Path) -> None:
     (top / "locked" / "in").mkdir(parents=True)
     (top / "locked" / "in" / "file").write_text("kept")
@@ -324,10 +307,7 @@ def locked_tree(top: Path) -> None:
 @pytest.mark.usefixtures("root")
 def test_what_its_owner_locked_is_opened_up_offline_only_and_locked_again(tmp_path: Path) -> None:
     locked_tree(tmp_path)
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents:
-        if parent.stat().st_mode & 0o005 != 0o005:
-            parent.chmod(parent.stat().st_mode | 0o005)
+    let_nobody_enter(tmp_path)
 
     def check() -> None:
         found = entries_of(tmp_path)
@@ -356,9 +336,7 @@ def test_what_belongs_to_another_is_left_out_and_said(tmp_path: Path) -> None:
     (tmp_path / "no-entry").mkdir()
     (tmp_path / "no-entry" / "f").write_text("x")
     (tmp_path / "no-entry").chmod(0o744)
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_mode & 0o005 != 0o005:
-            parent.chmod(parent.stat().st_mode | 0o005)
+    let_nobody_enter(tmp_path)
 
     def check() -> None:
         found = entries_of(tmp_path, offline=True)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import itertools
 import os
+import shutil
 import signal
 import stat
 from collections.abc import Callable, Iterator
@@ -231,3 +232,39 @@ def count_of(act: Callable[[Callable[[str], None]], object]) -> int:
     heard: list[str] = []
     act(heard.append)
     return len(heard)
+
+
+def write_upper(layers: Layers, manifest: Manifest) -> None:
+    """Make the upper layer what a manifest says, in the plainest way."""
+    shutil.rmtree(layers.upper_path)
+    os.mkdir(layers.upper_path)
+    for path, entry in manifest.entries.items():
+        full = layers.at("upper", path)
+        if entry.kind is Kind.WHITEOUT:
+            os.mknod(full, stat.S_IFCHR | 0o600, 0)
+        elif entry.kind is Kind.SYMLINK:
+            os.symlink(layers.store.read(entry.blob), full)
+        elif entry.kind is Kind.FIFO:
+            os.mkfifo(full, entry.mode)
+        elif entry.kind is Kind.FILE:
+            with open(full, "wb") as file:
+                file.write(layers.store.read(entry.blob))
+            os.chmod(full, entry.mode)
+        else:
+            if path:
+                os.mkdir(full)
+            os.chmod(full, entry.mode)
+            if entry.opaque:
+                os.setxattr(full, b"user.overlay.opaque", b"y")
+
+
+@contextmanager
+def without_syncs() -> Iterator[None]:
+    """Leave out what only a power loss would tell: a killed process loses nothing that the kernel has taken."""
+    saved = os.fsync, syscalls.syncfs
+    os.fsync = lambda fd: None  # type: ignore[assignment,misc]
+    syscalls.syncfs = lambda fd: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os.fsync, syscalls.syncfs = saved  # type: ignore[assignment]

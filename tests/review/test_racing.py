@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.review.landing import Landing, calls, count_of, everything
+from tests.review.landing import Landing, count_of, everything, without_syncs
 from tests.trees import Node, snapshot
 from workbench.errors import CommitError, ConflictError
 from workbench.review.recovery import pending
@@ -24,6 +24,12 @@ Make = Callable[[], Landing]
 Edit = Callable[[Landing, bytes], None]
 
 TYPED = b"what a person typed meanwhile"
+
+
+@pytest.fixture(autouse=True)
+def no_syncs() -> Iterator[None]:
+    with without_syncs():
+        yield
 
 
 @pytest.fixture

@@ -10,11 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.review.landing import ALLOCATING, Landing, calls, count_of, everything, fail_at, in_child, kill_at
+from tests.review.landing import (
+    ALLOCATING,
+    Landing,
+    calls,
+    count_of,
+    everything,
+    fail_at,
+    in_child,
+    kill_at,
+    without_syncs,
+)
 from workbench.errors import CommitError, ConflictError
 from workbench.review.recovery import pending, unsettled
 
 Make = Callable[[], Landing]
+
+
+@pytest.fixture(autouse=True)
+def no_syncs() -> Iterator[None]:
+    with without_syncs():
+        yield
 
 
 @pytest.fixture

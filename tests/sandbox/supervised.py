@@ -45,7 +45,8 @@ class Inside:
 
     async def sh(self, script: str, *, limit: int = 1 << 20, shell: str = "sh", **options: object) -> CommandResult:
         command = Command((shell, "-c", script), output_limit=limit, **options)  # type: ignore[arg-type]
-        return await self.connection.run(command)
+        with anyio.fail_after(60):
+            return await self.connection.run(command)
 
     async def text(self, script: str, **options: object) -> str:
         result = await self.sh(script, **options)  # type: ignore[arg-type]

@@ -19,7 +19,8 @@ from workbench.sandbox.namespace import NamespaceBackend
 EVALUATOR = b"""\
 import json, os, subprocess, sys
 def sh(script):
-    done = subprocess.run(["sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(["sh", "-c", script], **pipes)
     return [done.returncode, done.stdout.decode()]
 print(json.dumps("here"), flush=True)
 for line in sys.stdin:
@@ -38,7 +39,7 @@ class Layers:
     """The three directories of an overlay, and the mount that they make."""
 
     def __init__(self, directory: Path, target: str = "/workspace", owner: tuple[int, int] = (0, 0)) -> None:
-        self.lower, self.upper, self.work = (directory / name for name in ("lower", "upper", "work"))
+        self.lower, self.upper, self.work = (directory.absolute() / name for name in ("lower", "upper", "work"))
         for path in (self.lower, self.upper, self.work):
             path.mkdir(parents=True)
         (self.lower / "old").write_text("old")

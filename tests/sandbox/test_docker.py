@@ -230,6 +230,24 @@ async def test_an_image_that_cannot_be_had_is_named(make: Make) -> None:
     assert caught.value.code == "image_unavailable"
 
 
+async def test_a_start_whose_remains_cannot_be_removed_says_so(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    backend = docker.DockerBackend(make(), engine=engine)
+    call = engine.call
+
+    def gone_after_create(method: str, path: str, *arguments: object, **options: object) -> object:
+        if path.endswith("/start") or method == "DELETE":
+            raise SandboxError("The engine has gone.", code="engine_unavailable")
+        return call(method, path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "call", gone_after_create)
+    with pytest.raises(SandboxError, match="The engine has gone") as caught:
+        await backend.start(lambda line: None)
+    assert caught.value.code == "sandbox_lost"
+    monkeypatch.undo()
+    await backend.stop()
+
+
 async def test_a_start_that_is_cancelled_leaves_nothing(make: Make) -> None:
     backend = backend_of(make())
     async with anyio.create_task_group() as group:

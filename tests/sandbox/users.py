@@ -71,8 +71,9 @@ def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
     directory = Path(tempfile.mkdtemp(prefix="workbench-user-"))
     try:
         # The checkout may be in a directory that only root can enter.
-        shutil.copytree(Path(workbench.__path__[0]), directory / "source" / "workbench")
-        shutil.copytree(Path(__file__).parents[1], directory / "source" / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(workbench.__path__[0], directory / "source" / "workbench")
+        for tree in ("tests", "sandbox_images"):
+            shutil.copytree(Path(__file__).parents[2] / tree, directory / "source" / tree)
         entry = pwd.getpwnam(name)
         os.chown(directory, entry.pw_uid, entry.pw_gid)
         for python in (sys.executable, "/usr/bin/python3"):

@@ -85,8 +85,8 @@ class _Bases:
         self._epoch_ns = epoch_ns
         self._previous = previous
         self._mounts = frozenset(lower.mount_points())
-        self._hiding = _hiding(entries)
-        self._was_hiding = _hiding(previous.entries)
+        self._hiding = _Hiding(entries)
+        self._was_hiding = _Hiding(previous.entries)
         self._places: dict[bytes, tuple[_Place, int]] = {}
         self._bases: dict[bytes, Base] = {}
 
@@ -94,23 +94,17 @@ class _Bases:
         for path, entry in self._entries.items():
             if path not in self._bases:
                 self._bases[path] = self._of_entry(path, entry)
-            if self._hiding[path] and not _nearest(self._was_hiding, path) and not self._hidden_now(path):
+            if self._hiding.at(path) and not self._was_hiding.at(path) and not self._hiding.above(path):
                 self._hide_below(path)
         for path, base in self._previous.bases.items():
-            if path not in self._bases and self._hidden_now(path):
+            if path not in self._bases and self._hiding.above(path):
                 self._bases[path] = base
         return {path: self._bases[path] for path in sorted(self._bases)}
-
-    def _hidden_now(self, path: bytes) -> bool:
-        return bool(path) and _nearest(self._hiding, _parent(path))
-
-    def _hidden_before(self, path: bytes) -> bool:
-        return bool(path) and _nearest(self._was_hiding, _parent(path))
 
     def _of_entry(self, path: bytes, entry: Entry) -> Base:
         carried = self._previous.bases.get(path)
         if carried is None:
-            if self._hidden_before(path):
+            if self._was_hiding.above(path):
                 return self._of_never_seen(path)
             base = self._look(path)
         else:
@@ -154,11 +148,11 @@ class _Bases:
                 entry = self._entries.get(child)
                 if entry is not None:
                     self._bases[child] = self._of_entry(child, entry)
-                elif self._hidden_before(child):
+                elif self._was_hiding.above(child):
                     continue
                 else:
                     self._bases[child] = self._previous.bases.get(child) or self._look(child)
-                if not _nearest(self._was_hiding, child):
+                if not self._was_hiding.at(child):
                     waiting.append(child)
 
     def _look(self, path: bytes) -> Base:
@@ -291,23 +285,30 @@ class _Bases:
         return self._epoch_ns is None or ctime_ns < self._epoch_ns
 
 
-def _hiding(entries: Mapping[bytes, Entry]) -> dict[bytes, bool]:
-    """Whether each entry hides all that the lower has below its path."""
-    hiding: dict[bytes, bool] = {}
-    for path in sorted(entries):
-        entry = entries[path]
-        above = bool(path) and hiding.get(_parent(path), False)
-        hiding[path] = above or entry.opaque or entry.kind is not Kind.DIR
-    return hiding
+class _Hiding:
+    """Which paths of a layer hide all that the lower has below them."""
 
+    def __init__(self, entries: Mapping[bytes, Entry]) -> None:
+        self._answers: dict[bytes, bool] = {b"": False}
+        for path in sorted(entries):
+            entry = entries[path]
+            above = bool(path) and self.at(_parent(path))
+            self._answers[path] = above or entry.opaque or entry.kind is not Kind.DIR
 
-def _nearest(hiding: Mapping[bytes, bool], path: bytes) -> bool:
-    """The answer of the entry at a path or, where there is none, of the nearest one above it."""
-    while path not in hiding:
-        if not path:
-            return False
-        path = _parent(path)
-    return hiding[path]
+    def at(self, path: bytes) -> bool:
+        """The answer of the entry at a path or, where there is none, of the nearest one above it."""
+        chain = []
+        while path not in self._answers:
+            chain.append(path)
+            path = _parent(path)
+        answer = self._answers[path]
+        for below in chain:
+            self._answers[below] = answer
+        return answer
+
+    def above(self, path: bytes) -> bool:
+        """Whether a path is hidden by what stands above it."""
+        return bool(path) and self.at(_parent(path))
 
 
 def _is_that(stat: Stat, base: Base) -> bool:

@@ -7,7 +7,7 @@ then the entries, then the bases, each in bytewise order of path::
     workbench-manifest 1 2 1
     dir  755 1000 1000 0 1767225600000000000 1767225600123456789 4711 0
     file src/a.py 644 1000 1000 12 1767225600000000000 1767225600123456789 4712 0 8ab686eafeb1f44702738c8b0f24f2567c36da6d
-    known file src/a.py 644 1000 1000 5 1767139200000000000 1767139200123456789 815 000000010000032f0a0b0c0d ce013625030ba8dba906f756967f9e9ca394464a
+    known file src/a.py 644 1000 1000 5 1767139200000000000 1767139200123456789 815 000000010000032f… ce013625030b…
 
 header: the word, the version, the number of entries, the number of bases.
 entry:  kind, path, mode (octal), uid, gid, size, mtime_ns, ctime_ns, inode, link group, blob, `opaque` or nothing, xattrs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -23,9 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-_PASS_ARGUMENTS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
-app.command("exec", rich_help_panel=WORK, context_settings=_PASS_ARGUMENTS)(execute)
+app.command("exec", rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(execute)
 app.command(rich_help_panel=WORK)(shell)
 app.command(rich_help_panel=WORK)(refresh)
 app.command(rich_help_panel=WORK)(stop)
@@ -55,4 +55,4 @@ def start(
     Everything it does lands in a copy-on-write overlay. Look at it with `diff`, land it with `commit`, or `discard` it.
     """
     if context.invoked_subcommand is None:
-        context.invoke(status, workspace=None, session="default", json=False)
+        context.invoke(status, workspace=None, session=os.environ.get("WORKBENCH_SESSION") or "default", json=False)

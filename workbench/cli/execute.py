@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Annotated
 
@@ -21,12 +22,13 @@ from workbench.cli.options import (
     WorkspaceOption,
     run,
 )
-from workbench.cli.report import exec_report
+from workbench.cli.report import exec_report, failed_exec_report
 from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command
 
 _JSON_OUTPUT_LIMIT = 1 << 20
+_LONGEST_S = 365 * 86400
 # A program of the person's choice that is there in any image.
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
 
@@ -34,12 +36,14 @@ _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec 
 def execute(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command, best after `--`.")],
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="End the command after this time.")
+        float,
+        typer.Option("--timeout", min=0, max=_LONGEST_S, metavar="SECONDS", help="End the command after this time."),
     ] = 0,
     max_output: Annotated[
         int | None,
         typer.Option(
             "--max-output",
+            min=1,
             metavar="BYTES",
             help="Keep this much of each output stream, its head and its tail (with --json 1 MiB unless said).",
         ),
@@ -68,7 +72,7 @@ def execute(
         tuple(command),
         with_tty=not json and job.wants_tty(tty),
         environment=_environment(environment or []),
-        timeout_ms=round(timeout * 1000),
+        timeout_ms=math.ceil(timeout * 1000),
         output_limit=max_output if max_output is not None else _JSON_OUTPUT_LIMIT if json else 0,
     )
     _run(context, SandboxOptions(backend=backend, image=image), wanted)
@@ -108,8 +112,12 @@ def _run(context: Context, options: SandboxOptions, command: Command) -> None:
         error = find_error(raised)
         if error is None:
             raise
-        output.error(error, as_json=context.json)
-        raise typer.Exit(exit_code_before(error)) from raised
+        code = exit_code_before(error)
+        if context.json:
+            print(failed_exec_report(error, code).model_dump_json())
+        else:
+            output.error(error, as_json=False)
+        raise typer.Exit(code) from raised
     raise typer.Exit(code)
 
 
@@ -122,7 +130,7 @@ async def _execute(context: Context, options: SandboxOptions, command: Command) 
             result = await job.run(client, located, as_json=context.json)
         changes = await job.count(workspace)
     if context.json:
-        print(exec_report(result, changes).model_dump_json())
+        print(exec_report(result, job.exit_code(result), changes).model_dump_json())
     else:
         job.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
     return job.exit_code(result)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from workbench.workspace import Workspace
 
 EXIT_TIMEOUT = 124
+_GRACE_MS = 1000
+_LAST_OUTPUT_S = 5.0
 
 
 def wants_tty(said: bool | None) -> bool:
@@ -77,15 +78,22 @@ async def count(workspace: Workspace) -> int:
 async def run(client: KeeperClient, wanted: Command, *, as_json: bool) -> CommandResult:
     """Run a command to its end with this process's streams, terminal and signals; `as_json` keeps the output back."""
     job = await client.spawn(wanted)
+    result: CommandResult | None = None
+    asked: list[signal.Signals] = []
     async with anyio.create_task_group() as group, contextlib.AsyncExitStack() as stack:
         if wanted.tty:
             group.start_soon(_follow_size, job)
             stack.enter_context(terminal.raw(sys.stdin.fileno()) if sys.stdin.isatty() else contextlib.nullcontext())
-        group.start_soon(_pass_signals, client, job)
-        outputs = (None, None) if as_json else (_writer(sys.stdout.fileno()), _writer(sys.stderr.fileno()))
-        result = await job.wait(stdin=_stdin(), on_stdout=outputs[0], on_stderr=outputs[1])
+        outputs = [None, None] if as_json else [stack.enter_context(terminal.writer(fd)) for fd in (1, 2)]
+        try:
+            with anyio.CancelScope() as waiting:
+                group.start_soon(_pass_signals, client, job, waiting, asked)
+                result = await job.wait(stdin=terminal.stdin_bytes(), on_stdout=outputs[0], on_stderr=outputs[1])
+        except BrokenPipeError:
+            # Whoever read our output is gone: the command ends as it would have, writing to that pipe itself.
+            result = CommandResult(128 + signal.SIGPIPE, signal=signal.SIGPIPE.name)
         group.cancel_scope.cancel()
-    return result
+    return result or CommandResult(128 + asked[-1], signal=asked[-1].name, ended_by="cancel")
 
 
 async def _follow_size(job: Job) -> None:
@@ -93,34 +101,24 @@ async def _follow_size(job: Job) -> None:
         await job.resize(rows, columns)
 
 
-async def _pass_signals(client: KeeperClient, job: Job) -> None:
+async def _pass_signals(
+    client: KeeperClient, job: Job, waiting: anyio.CancelScope, asked: list[signal.Signals]
+) -> None:
     """^C goes to the command; a second one, and a SIGTERM, end it; the second ^C the sandbox as well."""
-    interrupted = False
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async for number in signals:
+            asked.append(number)
             if number != signal.SIGINT:
-                await job.kill("cancel", grace_ms=1000)
-            elif not interrupted:
-                interrupted = True
+                await job.kill("cancel", grace_ms=_GRACE_MS)
+                # Its last output is waited for, but not for a reader that reads no more.
+                waiting.deadline = anyio.current_time() + _LAST_OUTPUT_S
+            elif asked.count(signal.SIGINT) == 1:
                 await job.signal(signal.SIGINT)
             else:
                 output.say("stopping the command and the sandbox")
-                await job.kill("cancel")
+                await job.kill("cancel", discard=True)
                 await client.stop(force=True, reason="cancel")
-
-
-async def _stdin() -> AsyncIterator[bytes]:
-    async for data in terminal.stdin_bytes():
-        yield data
-
-
-def _writer(fd: int) -> Callable[[bytes], object]:
-    def write(data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-
-    return write
+                waiting.cancel()
 
 
 def exit_code(result: CommandResult) -> int:

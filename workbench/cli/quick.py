@@ -8,6 +8,7 @@ left to the full one.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -91,9 +92,27 @@ async def _run(wanted: _Wanted, overlay: str, root: bytes) -> int | None:
     return job.exit_code(result)
 
 
+def open_closed_streams() -> None:
+    """Where this process was started with a standard stream closed, make that the null device.
+
+    Else the next file that is opened would take its place, and be written to or read in its stead.
+    """
+    for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  it's there to the end
+
+
 def main() -> None:
     """The entry point of the `workbench` command."""
-    code = run(sys.argv[1:])
+    open_closed_streams()
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
     if code is None:
         from workbench.cli.app import app
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from workbench.errors import WorkbenchError
 from workbench.protocol.commands import CommandResult
 from workbench.protocol.reports import (
     ChangeReport,
@@ -75,10 +76,11 @@ def discard_report(discarded: Discarded) -> DiscardReport:
     )
 
 
-def exec_report(result: CommandResult, changes: int | None) -> ExecReport:
-    """The report of `workbench exec`."""
+def exec_report(result: CommandResult, exit_code: int, changes: int | None) -> ExecReport:
+    """The report of `workbench exec`, which itself ends with `exit_code`."""
     return ExecReport(
-        exit_code=result.exit_code,
+        exit_code=exit_code,
+        exit_code_of="workbench" if result.timed_out else "command",
         signal=result.signal or None,
         timed_out=result.timed_out,
         duration_ms=result.duration_ms,
@@ -90,6 +92,16 @@ def exec_report(result: CommandResult, changes: int | None) -> ExecReport:
         ended_by=result.ended_by or None,
         changes=changes,
     )
+
+
+def failed_exec_report(error: WorkbenchError, exit_code: int) -> ExecReport:
+    """The report of a `workbench exec` whose command never ran, or was lost with its sandbox."""
+    return ExecReport(exit_code=exit_code, exit_code_of="workbench", error=error_fields(error))
+
+
+def error_fields(error: WorkbenchError) -> dict[str, str | None]:
+    """An error as programs get it."""
+    return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def _change(workspace: Workspace, change: Change) -> ChangeReport:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import stat
 import sys
 import termios
 import tty
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import anyio
 
@@ -21,7 +23,9 @@ def raw(fd: int) -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        # One that was closed meanwhile has no modes any more.
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 def size(fd: int) -> tuple[int, int]:
@@ -49,7 +53,39 @@ async def stdin_bytes() -> AsyncIterator[bytes]:
         except (OSError, ValueError):
             # A regular file or /dev/null can't be waited for, and never has to be.
             pass
-        data = os.read(fd, 65536)
+        try:
+            data = os.read(fd, 65536)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""  # a terminal that was closed
         if not data:
             return
         yield data
+
+
+@contextlib.contextmanager
+def writer(fd: int) -> Iterator[Callable[[bytes], Awaitable[None]]]:
+    """A function that writes to a stream of this process, and where a reader is slow waits without blocking the rest.
+
+    Its descriptor is opened anew for that: to make the one that we share with others non-blocking would change theirs.
+    """
+    own = -1
+    if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFCHR):
+        with contextlib.suppress(OSError):
+            own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    target = fd if own < 0 else own
+
+    async def write(data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(target, view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(target)
+
+    try:
+        yield write
+    finally:
+        if own >= 0:
+            os.close(own)

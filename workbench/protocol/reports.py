@@ -96,25 +96,32 @@ class DiscardReport(Frozen):
 
 
 class ExecReport(Frozen):
-    """`workbench exec --json`. `exit_code_of` says whose it is: `command` or `workbench`."""
+    """`workbench exec --json`, always one such object, also where the command never ran.
+
+    `exit_code` is what `workbench exec` itself ends with, and `exit_code_of` says whose that is: `command`, or `workbench`
+    for 124 (`timed_out`; `signal` says what ended the command), 2, 125, 126 and 127, where `error` (`code`, `message`,
+    `hint`) says why there is no result. `stdout` and `stderr` are text, undecodable bytes replaced, with what
+    `omitted_bytes` counts left out between their heads and tails. `changes` is how many the overlay holds now.
+    """
 
     version: int = 1
     exit_code: int
     exit_code_of: str = "command"
-    signal: str | None
-    timed_out: bool
-    duration_ms: int
-    stdout: str
-    stderr: str
-    omitted_bytes: int
+    signal: str | None = None
+    timed_out: bool = False
+    duration_ms: int = 0
+    stdout: str = ""
+    stderr: str = ""
+    omitted_bytes: int = 0
     stopped_processes: int = 0
     out_of_memory: bool = False
     ended_by: str | None = None
     changes: int | None = None
+    error: dict[str, str | None] | None = None
 
 
 class ErrorReport(Frozen):
-    """What any command prints with `--json` when it fails."""
+    """What any command but `exec` prints with `--json` when it fails: `error` has a `code`, a `message` and a `hint`."""
 
     version: int = 1
     error: dict[str, str | None]

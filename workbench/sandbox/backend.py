@@ -8,6 +8,8 @@ from typing import Protocol
 
 from anyio.abc import ByteStream
 
+from workbench.errors import SandboxError
+
 
 @dataclass(frozen=True, slots=True)
 class OverlayMount:
@@ -67,7 +69,7 @@ class Backend(Protocol):
         """Mount, and start the supervisor; `report` hears what takes long, a sentence each.
 
         Returns the supervisor's stream, before its hello was read. Raises SandboxError with nothing left mounted or
-        running.
+        running, but with code `sandbox_lost`: then something may be, and `stop` must be called until it succeeds.
         """
         ...
 
@@ -77,3 +79,12 @@ class Backend(Protocol):
         Returns only when nothing is mounted. Raises SandboxError (sandbox_failed) where that can't be reached.
         """
         ...
+
+
+def lost(error: SandboxError) -> SandboxError:
+    """The error of a start that failed, where `error` then kept what it had made from being removed."""
+    return SandboxError(
+        f"The sandbox can't be started, and what there is of it can't be removed: {error.message}",
+        code="sandbox_lost",
+        hint=error.hint,
+    )

@@ -14,7 +14,7 @@ from anyio.abc import ByteStream
 from workbench.errors import SandboxError
 from workbench.sandbox import images
 from workbench.sandbox.attach import AttachStream
-from workbench.sandbox.backend import SandboxSpec
+from workbench.sandbox.backend import SandboxSpec, lost
 from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
 from workbench.sandbox.engine import Engine, EngineRefusedError
 from workbench.sandbox.targets import bind_target, home_of, mount_options
@@ -50,6 +50,7 @@ class DockerBackend:
         self._spec = spec
         self._engine = engine
         self._source = source
+        self._created = False
         self._stream: AttachStream | None = None
 
     @property
@@ -64,7 +65,8 @@ class DockerBackend:
             report: hears a sentence where something takes long, or isn't enforced.
 
         Returns the stream to the supervisor. Raises SandboxError (engine_unavailable, image_unavailable,
-        sandbox_failed) and OptionsError, with nothing left behind.
+        sandbox_failed) and OptionsError, with nothing left behind; SandboxError (sandbox_lost) where the engine can't
+        confirm that.
         """
         source = supervisor_source() if self._source is None else self._source
         try:
@@ -94,24 +96,22 @@ class DockerBackend:
         with anyio.CancelScope(shield=True):
             if self._stream is not None:
                 await self._stream.aclose()
-            if self._engine is not None:
+            if self._engine is not None and self._created:
                 await anyio.to_thread.run_sync(remove, self._engine, self.name)
 
     async def _undo(self) -> None:
-        # A second failure would hide the first, which says what is wrong; what stays is found by its label later.
         try:
             await self.stop()
         except SandboxError as error:
-            self.warnings += (error.message,)
+            raise lost(error) from error
 
     def _create(self, source: bytes, report: Callable[[str], None]) -> Engine:
         options = [mount_options(mount) for mount in self._spec.mounts]
         engine = self._engine = self._engine or Engine()
         engine.ping()
-        name = images.reference(self._spec.image)
-        found = engine.image(name)
-        image = found.identifier if found else images.ensure(name, report, engine=engine)
+        image = images.available(self._spec.image, report, engine=engine)
         labels = {**self._spec.labels, LABEL: "1", NAME_LABEL: self.name}
+        self._created = True
         for volume, wanted in zip(self._volumes(), options, strict=True):
             body = {"Name": volume, "Driver": "local", "DriverOpts": wanted, "Labels": labels}
             stored = engine.call("POST", "/volumes/create", body=body).get("Options")

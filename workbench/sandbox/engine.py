@@ -151,7 +151,13 @@ class Engine:
         return version
 
     def call(
-        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        *,
+        seconds: float | None = _REQUEST_SECONDS,
     ) -> Any:
         """Make one request of the API.
 
@@ -160,6 +166,7 @@ class Engine:
             path: below the version, such as `/containers/json`; names in it are already quoted.
             query: the query's parameters.
             body: sent as JSON.
+            seconds: how long the engine may be silent; None waits for ever.
 
         Returns what the answer's JSON holds, None where it's empty. Raises EngineRefusedError, and SandboxError
         (engine_unavailable) where the engine can't be reached.
@@ -167,7 +174,8 @@ class Engine:
         if not self._prefix:
             self.ping()
         target = self._prefix + path + ("?" + urlencode(query) if query else "")
-        status, _, answer = self._exchange(method, target, json.dumps(body).encode() if body is not None else b"")
+        content = json.dumps(body).encode() if body is not None else b""
+        status, _, answer = self._exchange(method, target, content, seconds)
         if status >= 400:
             raise EngineRefusedError(status, _message(answer))
         return json.loads(answer) if answer.strip() else None
@@ -212,12 +220,21 @@ class Engine:
         return bool(struct.unpack("3i", credentials)[1])
 
     def image(self, name: str) -> ImageFacts | None:
-        """Look an image up by name or id; None where the engine hasn't got it. Raises as `call`."""
+        """Look an image up by name or id; None where the engine hasn't got it.
+
+        Raises as `call`, and SandboxError (image_unavailable) for what can't be an image's name.
+        """
         try:
             found = self.call("GET", f"/images/{quote(name, safe='/:@')}/json")
         except EngineRefusedError as refusal:
             if refusal.status == 404:
                 return None
+            if refusal.status == 400:
+                raise SandboxError(
+                    f"{name!r} can't be an image's name: {refusal.message}",
+                    code="image_unavailable",
+                    hint="Names look like python:3.12-slim or registry.example.com/team/image:tag.",
+                ) from refusal
             raise
         config = found.get("Config") or {}
         return ImageFacts(str(found["Id"]), int(found.get("Size") or 0), dict(config.get("Labels") or {}))
@@ -281,19 +298,22 @@ class Engine:
             raise _unreachable(self.path, error) from error
         return connection
 
-    def _exchange(self, method: str, target: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _exchange(
+        self, method: str, target: str, body: bytes, seconds: float | None = _REQUEST_SECONDS
+    ) -> tuple[int, dict[str, str], bytes]:
         head = f"{method} {target} HTTP/1.1\r\nHost: engine\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
         if body:
             head += "Content-Type: application/json\r\n"
         received = bytearray()
         with self._connect() as connection:
+            connection.settimeout(seconds)
             try:
                 connection.sendall(head.encode("ascii") + b"\r\n" + body)
                 while piece := connection.recv(_READ_SIZE):
                     received += piece
             except TimeoutError as error:
                 raise SandboxError(
-                    f"The container engine at {self.path} didn't answer for {_REQUEST_SECONDS} s.",
+                    f"The container engine at {self.path} didn't answer for {seconds} s.",
                     code="engine_unavailable",
                     hint="Look at its log (journalctl -u docker); it may need a restart.",
                 ) from error

@@ -87,7 +87,13 @@ def ensure(image: str, report: Report, *, engine: Engine | None = None) -> str:
     if facts is not None and (own is None or facts.labels.get(RECIPE_LABEL) == _recipe_hash(own)):
         return facts.identifier
     if own is not None:
-        return build(own, report, engine=engine)
+        try:
+            return build(own, report, engine=engine)
+        except SandboxError as error:
+            if facts is None or error.code != "image_unavailable":
+                raise
+            report(f"{error.message} The one of an older recipe is used.")
+            return facts.identifier
     report(f"Pulling the image {image}")
     refused = _pull(engine, image)
     facts = engine.image(image)
@@ -98,6 +104,12 @@ def ensure(image: str, report: Report, *, engine: Engine | None = None) -> str:
             hint=f"Look at the name, or use {DEFAULT}, which can be built without a registry.",
         )
     return facts.identifier
+
+
+def available(image: str, report: Report, *, engine: Engine) -> str:
+    """As `ensure`, but an image of our own that was built by an older recipe will do."""
+    found = engine.image(reference(image))
+    return found.identifier if found else ensure(image, report, engine=engine)
 
 
 def build(name: str, report: Report, *, engine: Engine | None = None) -> str:
@@ -112,6 +124,14 @@ def build(name: str, report: Report, *, engine: Engine | None = None) -> str:
     """
     name = _short(name)
     engine = engine or Engine()
+    before = engine.image(_own(name))
+    after = _build(engine, name, report)
+    if before is not None and before.identifier != after:
+        _discard(engine, before.identifier)
+    return after
+
+
+def _build(engine: Engine, name: str, report: Report) -> str:
     if engine.image(_FROM) is None:
         report(f"Pulling the image {_FROM}")
         refused = _pull(engine, _FROM)
@@ -177,7 +197,7 @@ def _layers(name: str) -> tuple[str, ...]:
 
 
 def _labels(name: str) -> dict[str, str]:
-    return {"workbench": "1", RECIPE_LABEL: _recipe_hash(name)}
+    return {RECIPE_LABEL: _recipe_hash(name)}
 
 
 def _client(engine: Engine) -> APIClient:
@@ -277,6 +297,15 @@ def _build_offline(engine: Engine, name: str, report: Report) -> str:
         finally:
             client.close()
     return _built(engine, name)
+
+
+def _discard(engine: Engine, identifier: str) -> None:
+    # A sandbox that runs in it keeps it, and so does another name that somebody gave it.
+    try:
+        engine.call("DELETE", f"/images/{quote(identifier, safe=':')}")
+    except EngineRefusedError as refusal:
+        if refusal.status not in (404, 409):
+            raise
 
 
 def _built(engine: Engine, name: str) -> str:

@@ -119,7 +119,7 @@ def _sandboxes(engine: Engine, state_id: str) -> dict[str, PurePath]:
 def _remove_as_root(engine: Engine, path: str, image: str) -> None:
     source = Path(__file__).with_name("removal.py").read_text(encoding="utf-8")
     body = {
-        "Image": images.ensure(image, lambda line: None, engine=engine),
+        "Image": images.available(image, lambda line: None, engine=engine),
         "User": "0:0",
         "Entrypoint": ["python3", "-I", "-S", "-c", source, "/target"],
         "Cmd": [],
@@ -139,7 +139,7 @@ def _remove_as_root(engine: Engine, path: str, image: str) -> None:
     container = str(engine.call("POST", "/containers/create", body=body)["Id"])
     try:
         engine.call("POST", f"/containers/{container}/start")
-        status = engine.call("POST", f"/containers/{container}/wait")["StatusCode"]
+        status = engine.call("POST", f"/containers/{container}/wait", seconds=None)["StatusCode"]
         if status:
             raise SandboxError(
                 f"The container that should remove {path} failed with status {status}.",

@@ -22,7 +22,7 @@ import anyio.to_thread
 from anyio.abc import ByteStream, UNIXSocketStream
 
 from workbench.errors import SandboxError
-from workbench.sandbox.backend import SandboxSpec
+from workbench.sandbox.backend import SandboxSpec, lost
 from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
 from workbench.sandbox.targets import home_of, mount_options
 
@@ -166,7 +166,7 @@ class NamespaceBackend:
             report: not used; nothing here takes long.
 
         Returns the stream to the supervisor. Raises SandboxError (backend_unavailable, sandbox_failed) and
-        OptionsError, with nothing left behind.
+        OptionsError, with nothing left behind; SandboxError (sandbox_lost) where that can't be reached.
         """
         source = supervisor_source() if self._source is None else self._source
         try:
@@ -175,14 +175,14 @@ class NamespaceBackend:
             await stream.first()
         except (anyio.EndOfStream, anyio.BrokenResourceError) as error:
             said = self.stderr.decode("utf-8", "replace").strip()
-            await self.stop()
+            await self._undo()
             raise SandboxError(
                 f"The namespace sandbox can't be started: {said or 'it ended without a word'}",
                 code="backend_unavailable",
                 hint=_hint(),
             ) from error
         except BaseException:
-            await self.stop()
+            await self._undo()
             raise
         return stream
 
@@ -198,6 +198,12 @@ class NamespaceBackend:
                 self._process.kill()
                 await anyio.to_thread.run_sync(self._process.wait)
                 await anyio.to_thread.run_sync(remove, self.name)
+
+    async def _undo(self) -> None:
+        try:
+            await self.stop()
+        except SandboxError as error:
+            raise lost(error) from error
 
     async def _spawn(self, source: bytes) -> NamespaceStream:
         tools = {tool: _tool(tool, package) for tool, package in _TOOLS.items()}

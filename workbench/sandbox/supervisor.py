@@ -1274,7 +1274,7 @@ class Supervisor:
         self.freeze_asked: list[int] = []
         self.freeze_until = 0.0
         self.freeze_rounds = 0
-        self.stopped: list[int] = []
+        self.stopped: dict[int, None] = {}
         self.cgroup = Cgroup()
         self.oom = -1
         self.oom_own = 0
@@ -1681,25 +1681,27 @@ class Supervisor:
             self.freeze_round()
 
     def freeze_round(self) -> None:
-        """Stop what still runs, parents first, until a look around finds nothing that does."""
+        """Stop what still runs, until two looks around find nothing that does.
+
+        A process is stopped once its parent is: a parent that still runs would be told of a stopped child, and one that
+        waits for a child of vfork to go on can't be stopped at all. What is forked between two looks shows at the second.
+        """
         if not self.freeze_asked:
             return
-        stable = False
-        # A command between fork and exec would hold up its reaper: those starts end first.
-        for _ in range(8):
-            if self.starting:
+        quiet = 0
+        for _ in range(20):
+            # A command between fork and exec would hold up its reaper: those starts end first.
+            if self.starting or quiet == 2:
                 break
             self.freeze_rounds += 1
             processes = scan()
-            running = [pid for pid in below(processes, {self.pid}) if pid not in self.reapers]
-            running = [pid for pid in running if processes[pid][1] not in "Tt"]
-            known = set(self.stopped)
-            for pid in running:
-                if pid not in known and send_signal(pid, signal.SIGSTOP):
-                    self.stopped.append(pid)
-            if not running:
-                stable = True
-                break
+            found = [pid for pid in below(processes, {self.pid}) if pid not in self.reapers]
+            running = {pid for pid in found if processes[pid][1] not in "Tt"}
+            for pid in found:
+                if pid in running and processes[pid][0] not in running and send_signal(pid, signal.SIGSTOP):
+                    self.stopped[pid] = None
+            quiet = 0 if running else quiet + 1
+        stable = quiet == 2
         if stable:
             self.frozen = True
             asked, self.freeze_asked = self.freeze_asked, []
@@ -1726,9 +1728,9 @@ class Supervisor:
     def thaw(self) -> None:
         """Wake what we stopped, children first, so that no parent sees a stopped child; then do what had to wait."""
         self.frozen = False
-        for pid in reversed(self.stopped):
+        for pid in reversed(list(self.stopped)):
             send_signal(pid, signal.SIGCONT)
-        self.stopped = []
+        self.stopped = {}
         held, self.held = self.held, []
         for frame in held:
             self.handle(*frame)
