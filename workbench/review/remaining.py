@@ -72,7 +72,7 @@ class _Rest:
             for name in self.lower.list(path):
                 child = path + b"/" + name if path else name
                 if child not in children.get(path, ()):
-                    pass
+                    self._whiteout(child)
 
     def drop_landed(self) -> None:
         """Drop what the lower now shows by itself, and directories that were there for it alone."""
