@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import stat
 import subprocess
@@ -169,3 +168,4 @@ def test_a_killed_keeper_of_one_session_is_no_other_sessions_business(cli: Cli, 
     assert two.keeper() == keepers[1] or two.keeper().pid == keepers[1].pid
     assert two.sh("cat two") == b"two\n"
     assert one.sh("cat one") == b"one\n"
+

@@ -24,10 +24,10 @@ from workbench import warm
 from workbench.checkpoints.manifest import Entry, Manifest
 from workbench.checkpoints.restore import pending, restore
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
-from workbench.errors import OverlayError
+from workbench.errors import OverlayError, WorkspaceError
 from workbench.protocol.records import MountRecord
 from workbench.review import repository
-from workbench.sandbox import images, leftovers
+from workbench.sandbox import filesystems, images, leftovers
 from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.probe import pick
@@ -94,7 +94,7 @@ class Mounting:
         """A sandbox over the overlay, started unless another process has just done so.
 
         `before` runs under the lock, before anything is mounted. Raises SandboxError, OverlayError (overlay_busy),
-        CheckpointError.
+        CheckpointError, WorkspaceError (workspace_unsupported).
         """
         spec = await self._picked(report)
         lock = await self.lock_or_keeper(timeout=30.0)
@@ -128,6 +128,7 @@ class Mounting:
 
     async def _picked(self, report: Report) -> SandboxSpec:
         """What to start, with the backend that works here."""
+        self._require_files()
         record = self._overlay.record()
         preference = self._options.backend
         if preference == "auto" and record.backend:
@@ -138,6 +139,14 @@ class Mounting:
         if picked.backend != "docker":
             report(f"using the {picked.backend} backend: {picked.why}. Compared with docker it has {picked.isolation}")
         return replace(spec, backend=picked.backend, image=picked.image)
+
+    def _require_files(self) -> None:
+        if problem := filesystems.lower_problem(self._directory.root):
+            raise WorkspaceError(
+                f"The directory {self._directory.record.root} can't be a workspace: {problem}.",
+                code="workspace_unsupported",
+                hint="Name a directory on a disk of this machine with -w.",
+            )
 
     def _spec(self, image: str) -> SandboxSpec:
         mounts = [self._workspace_mount(image)]
@@ -273,6 +282,10 @@ class Mounting:
         with self._overlay.upper() as upper:
             restored = restore(self._overlay.upper_path, upper, target, self._store)
         return self.take(f"upper-{uuid.uuid4().hex}", label, offline=True, previous=restored)
+
+    def note_root_mode(self, mode: int) -> None:
+        """Say that the root's mode landed: what the upper's root departs from is this one now."""
+        self._overlay.save(self._overlay.record().model_copy(update={"root_mode": mode}))
 
     @property
     def is_restore_pending(self) -> bool:

@@ -18,7 +18,7 @@ from workbench.vfs import paths
 from workbench.vfs.identity import identify, same
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import read_json, write_json
-from workbench.warm import default_state_path, slug
+from workbench.warm import default_state_path, mark_changed, slug
 
 # What may stand in a mount option without a quote or an escape, on every kernel and engine.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+=-]+")
@@ -123,17 +123,22 @@ class StateDirectory:
         if found is not None and found.root != record.root_bytes:
             found = WorkspaceDirectory(found.path, record)
             found.save()
+            # A sandbox that is warm still has it at its old path.
+            for session in found.sessions():
+                mark_changed(found.overlay_path(session))
         return found
 
     def _candidates(self, record: WorkspaceRecord) -> Iterator[WorkspaceDirectory]:
-        """Those whose name says the same directory or a like-named path: the cost doesn't grow with the records."""
+        """Those that are known at this path, or by this identity: the cost doesn't grow with the records."""
         base = os.path.join(self.path, "workspaces")
-        prefix, key = slug(record.root_bytes), _key(record)
-        for name in sorted(os.listdir(base)) if os.path.isdir(base) else ():
-            if name.startswith(f"{prefix}-") or name.endswith(f"-{key}") or f"-{key}-" in name:
-                directory = os.path.join(base, name)
-                with contextlib.suppress(FileNotFoundError):
-                    yield WorkspaceDirectory(directory, read_json(_record_path(directory), WorkspaceRecord))
+        key = _key(record)
+        names = [name for name in os.listdir(base) if key in name.split("-")] if os.path.isdir(base) else []
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(_path_link(base, record.root_bytes)))
+        for name in sorted(set(names)):
+            directory = os.path.join(base, name)
+            with contextlib.suppress(FileNotFoundError):
+                yield WorkspaceDirectory(directory, read_json(_record_path(directory), WorkspaceRecord))
 
     def _create(self, record: WorkspaceRecord) -> WorkspaceDirectory:
         base = os.path.join(self.path, "workspaces", f"{slug(record.root_bytes)}-{_key(record)}")
@@ -195,11 +200,15 @@ class WorkspaceDirectory:
         return os.path.join(self.path, "commits")
 
     def save(self) -> None:
-        """Write the record, and point the `lower` link at the real directory."""
+        """Write the record, and point the links at it: `lower`, and the one by which its path is found."""
         os.makedirs(self.commits, mode=0o700, exist_ok=True)
-        temporary = f"{self.lower_link}.{secrets.token_hex(4)}"
-        os.symlink(self.root, os.fsencode(temporary))
-        os.rename(temporary, self.lower_link)
+        base, name = os.path.split(self.path)
+        by_path = _path_link(base, self.root)
+        os.makedirs(os.path.dirname(by_path), mode=0o700, exist_ok=True)
+        for link, target in ((self.lower_link, self.root), (by_path, os.fsencode(name))):
+            temporary = f"{link}.{secrets.token_hex(4)}"
+            os.symlink(target, os.fsencode(temporary))
+            os.rename(temporary, link)
         write_json(_record_path(self.path), self.record)
 
     def sessions(self) -> list[str]:
@@ -256,6 +265,11 @@ def _key(record: WorkspaceRecord) -> str:
     """12 hex digits of the directory's identity."""
     identity = record.handle or b"%d:%d" % (record.inode, record.birth_ns)
     return hashlib.sha256(identity).hexdigest()[:12]
+
+
+def _path_link(base: str, root: bytes) -> str:
+    """`paths/<32 hex digits of the real path>`: a symlink that says under which name that path is kept in `base`."""
+    return os.path.join(os.path.dirname(base), "paths", hashlib.sha256(root).hexdigest()[:32])
 
 
 def _record_path(directory: str) -> str:

@@ -23,6 +23,7 @@ from workbench.review.bases import conflicts
 from workbench.review.changeset import ChangeSet
 from workbench.review.commit import commit
 from workbench.review.compare import change_set
+from workbench.review.journal import restored
 from workbench.review.landed import Committed, unsettled
 from workbench.review.recovery import pending, recover
 from workbench.review.remaining import remaining
@@ -341,7 +342,9 @@ class Workspace:
         )
 
     def _conflicts(self, changes: ChangeSet, checkpoint: Checkpoint) -> list[bytes]:
-        found = conflicts(self._lower, changes, checkpoint.manifest)
+        # An undone commit gave some paths a new change time, and nothing else.
+        ours = restored(self._directory.commits)
+        found = conflicts(self._lower, changes, checkpoint.manifest, restored=ours)
         if found:
             # Whatever is mounted now shows something else there than a reader outside sees.
             warm.mark_changed(self._overlay.path)
@@ -364,7 +367,7 @@ class Workspace:
     def _commit(self, digest: str, checkpoint: str, allow_risky: bool, ended: int) -> Landed:
         reviewed = self._store.get(checkpoint)
         changes = self._compare(reviewed)
-        if conflicting := conflicts(self._lower, changes, reviewed.manifest):
+        if conflicting := self._conflicts(changes, reviewed):
             raise ConflictError(
                 f"The real workspace changed meanwhile in {_count(len(conflicting), 'path')} of this commit; "
                 "nothing was applied.",
@@ -416,6 +419,8 @@ class Workspace:
             rest = remaining(kept, self._lower, committed.landed_bases, added=committed.added)
             write_file(file, manifest_format.to_bytes(rest))
         self._mounting.replace_upper(rest, "after a commit")
+        if root := committed.landed_bases.get(b""):
+            self._mounting.note_root_mode(root.mode)
         self.shown.clear()
         committed.settle()
 

@@ -44,9 +44,9 @@ class Terminal:
         """Wait until what was shown since the last match matches."""
         deadline = time.monotonic() + seconds
         while True:
-            found = re.compile(pattern, re.DOTALL).search(self.screen, self._seen)
+            found = re.search(pattern, self.screen[self._seen :], re.DOTALL)
             if found:
-                self._seen = found.end()
+                self._seen += found.end()
                 return found
             assert self._read(deadline), f"{pattern!r} isn't shown, but {self.screen[self._seen :]!r}"
 
@@ -89,7 +89,7 @@ def terminal(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=cwd,
-        env={**os.environ, "TERM": "xterm-256color", **(environment or {})},
+        env={**os.environ, **(environment or {}), "TERM": "xterm-256color"},
         start_new_session=True,
     )
     opened = Terminal(process, master, slave)

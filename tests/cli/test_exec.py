@@ -223,7 +223,11 @@ def test_a_file_can_be_its_input(prompt: Prompt, tmp_path: Path) -> None:
 def test_closed_streams_are_as_good_as_empty_ones(prompt: Prompt, closed: str) -> None:
     argv = [os.fsdecode(word) for word in prompt.argv("exec", "-q", "--", "sh", "-c", "cat; exit 7")]
     done = subprocess.run(
-        ["sh", "-c", f'"$@" {closed}', "sh", *argv], env=prompt.environment, capture_output=True, check=False, timeout=60
+        ["sh", "-c", f'"$@" {closed}', "sh", *argv],
+        env=prompt.environment,
+        capture_output=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 7, done.stderr
     assert done.stdout == b""

@@ -439,6 +439,40 @@ def test_the_directories_above_are_locked_shared(edited: Landing) -> None:
     os.close(above)
 
 
+def test_of_two_commits_at_once_the_second_sees_the_first(edited: Landing) -> None:
+    reviewed = edited.review()
+    other = Landing(edited.base / "other")
+    other.lower.close()
+    other.lower_path, other.lower, other.commits = edited.lower_path, LocalStorage(edited.lower_path), edited.commits
+    other.write("upper", b"a", b"another agent")
+    other.write("upper", b"mine", b"another agent")
+    others = other.review()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.read(reading, 1)
+            other.land(others)
+        except ConflictError as error:
+            code = 3 if error.paths == (b"a",) else 4
+        finally:
+            os._exit(code)
+
+    def begin_the_other(step: str) -> None:
+        if step == "examined":
+            os.write(writing, b"!")
+
+    edited.land(reviewed, begin_the_other)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 3
+    assert edited.read(b"a") == b"agent"
+    assert not edited.lower.exists(b"mine")
+    other.close()
+    for fd in (reading, writing):
+        os.close(fd)
+
+
 def test_an_interrupt_undoes_the_commit(edited: Landing) -> None:
     before = edited.tree()
 

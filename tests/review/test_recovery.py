@@ -22,6 +22,7 @@ from tests.review.landing import (
     without_syncs,
 )
 from workbench.errors import CommitError, ConflictError
+from workbench.review import recovery
 from workbench.review.recovery import pending, unsettled
 
 Make = Callable[[], Landing]
@@ -127,13 +128,15 @@ def test_an_error_at_every_changing_call_leaves_all_or_nothing(make: Make, code:
     for call in range(total):
         landing = make()
         old, new, reviewed = landing.tree(), landing.merged(), landing.review()
+        failure = ""
         try:
             land(landing, fail_at(call, code), reviewed)
         except CommitError as error:
-            assert error.code in ("commit_failed", "commit_incomplete")
-            if error.code == "commit_failed":
-                assert landing.tree() == old
-                landing.assert_tidy()
+            failure = error.code
+        assert failure in ("", "commit_failed", "commit_incomplete")
+        if failure == "commit_failed":
+            assert landing.tree() == old
+            landing.assert_tidy()
         landing.recover()
         if not assert_whole(landing, old, new, call):
             # Once the obstruction is gone the same commit goes through.
@@ -300,3 +303,36 @@ def test_a_person_who_changes_a_deletion_after_an_undo_still_conflicts(make: Mak
     with pytest.raises(ConflictError) as caught:
         landing.land(reviewed)
     assert caught.value.paths == (b"deleted",)
+
+
+@pytest.mark.parametrize("step", ["staged", "apply:1", "applied"])
+def test_a_recovery_leaves_the_mtime_of_the_root_alone_where_no_entry_of_its_own_changed(
+    tmp_path: Path, step: str
+) -> None:
+    landing = Landing(tmp_path / "layers")
+    for name in (b"d/a", b"d/b"):
+        landing.write("lower", name, b"old")
+        landing.write("upper", name, b"new")
+    before = landing.tree(times=True)[b""].mtime_ns
+    reviewed = landing.review()
+
+    def kill(at: str) -> None:
+        if at == step:
+            os.kill(os.getpid(), 9)
+
+    assert in_child(lambda: landing.land(reviewed, kill)) == -9
+    landing.recover()
+    assert landing.tree(times=True)[b""].mtime_ns == before
+    landing.close()
+
+
+def test_a_journal_of_another_version_is_left_to_that_version(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    landing = make()
+    reviewed = landing.review()
+    assert in_child(lambda: landing.land(reviewed, kill_at(20))) == -9
+    monkeypatch.setattr(recovery, "VERSION", 2)
+    with pytest.raises(CommitError, match="another version"):
+        landing.recover()
+    monkeypatch.undo()
+    landing.recover()
+    landing.assert_tidy()

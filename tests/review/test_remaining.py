@@ -274,7 +274,7 @@ def edit_further(landing: Landing, edits: list[int]) -> None:
             landing.write("upper", path + b"/inside", b"x")
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(lower_tree, upper_tree, st.integers(0, 1 << 16), st.lists(st.integers(0, 50), max_size=3), st.booleans())
 def test_the_merged_view_is_the_same_before_and_after(
     lower: dict[bytes, tuple[object, ...]],

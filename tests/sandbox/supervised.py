@@ -59,6 +59,12 @@ class Inside:
         lines = [line.strip() for line in listed.splitlines()]
         return [line for line in lines if line and "supervisor" not in line and "/proc/" not in line]
 
+    async def runs(self, line: str) -> None:
+        """Wait until a process with this command line is there."""
+        with anyio.fail_after(30):
+            while line not in await self.processes():
+                await anyio.sleep(0.005)
+
     def pid(self) -> int:
         """Of the supervisor, as seen from outside."""
         pid = self.process.pid

@@ -282,13 +282,17 @@ async def test_signals_from_inside_do_nothing_to_the_supervisor(inside: Inside, 
 
 
 async def test_the_supervisor_cannot_be_read_or_traced(inside: Inside) -> None:
-    result = await inside.sh("for f in mem environ maps fd/0 cwd/x; do cat /proc/1/$f /proc/$PPID/$f; done; ls /proc/1/fd")
+    result = await inside.sh(
+        "for f in mem environ maps fd/0 cwd/x; do cat /proc/1/$f /proc/$PPID/$f; done; ls /proc/1/fd"
+    )
     assert result.stdout == b""
     assert result.stderr.count(b"Permission denied") >= 8
 
 
 async def test_a_command_ignores_no_signal_and_blocks_none(inside: Inside) -> None:
-    result = await inside.connection.run(Command(("grep", "-E", "SigIgn|SigBlk", "/proc/self/status"), output_limit=999))
+    result = await inside.connection.run(
+        Command(("grep", "-E", "SigIgn|SigBlk", "/proc/self/status"), output_limit=999)
+    )
     _, blocked, _, ignored = result.stdout.decode().split()
     # 32 and 33 are the C library's own, and posix_spawn leaves them ignored.
     assert (int(blocked, 16), int(ignored, 16) & ~(0b11 << 31)) == (0, 0)

@@ -59,21 +59,26 @@ async def test_a_shell_has_job_control(inside: Inside) -> None:
         group.start_soon(typist.run)
         assert b"no job control" not in await typist.sees(b"READY>")
         await typist.types(b"sleep 1001\n")
-        await typist.sees(b"sleep 1001\r\n")
+        await inside.runs("sleep 1001")
         await typist.types(b"\x1a")
         await typist.sees(b"Stopped")
+        await typist.sees(b"READY>")
         await typist.types(b"bg\n")
         await typist.sees(b"sleep 1001 &")
-        await typist.types(b"jobs -r | wc -l; kill %1; echo END\n")
+        await typist.sees(b"READY>")
+        await typist.types(b"jobs -r | wc -l; kill %1; wait\n")
         await typist.sees(b"\r\n1\r\n")
+        await typist.sees(b"READY>")
         await typist.types(b"sleep 1002\n")
-        await typist.sees(b"sleep 1002\r\n")
+        await inside.runs("sleep 1002")
         await typist.types(b"\x03")
         await typist.sees(b"READY>")
         await typist.types(b"echo code $?\n")
-        await typist.sees(b"code 130")
-        await typist.types(b"\x04")
+        await typist.sees(b"code 130\r\n")
+        await typist.sees(b"READY>")
+        await typist.types(b"exit 7\n")
     assert typist.result is not None
+    assert typist.result.exit_code == 7
     assert await inside.processes() == []
 
 
@@ -82,6 +87,7 @@ async def test_interrupting_a_command_without_a_shell_ends_it(inside: Inside) ->
     async with anyio.create_task_group() as group:
         group.start_soon(typist.run)
         await typist.sees(b"here")
+        await inside.runs("sleep 1001")
         await typist.types(b"\x03")
     assert typist.result is not None
     assert (typist.result.exit_code, typist.result.signal) == (130, "SIGINT")

@@ -2,9 +2,9 @@
 
 Formats: gitformat-pack(5), packs and indexes of version 2, without deltas.
 
-Dulwich's writer was tried first: for 20,000 blobs of 4 kB (2 cores) it took 1.19 s where this one, compressing the same
-bytes in threads, takes 0.65 s (ratio 1.8); it needs every object before it writes the first, so a scan can't stream into
-it; and importing it costs 30 ms of every process.
+Dulwich's writer was tried first. For 20,000 blobs of 4 kB, pack and index on disk, on 2 cores, it takes 1.7 times as long
+(this one compresses in threads); it needs every object before it writes the first, so a scan can't stream into it; and
+importing it costs every process 30 ms, seven times what a small checkpoint takes in all.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _LEVEL = 1
 """zlib's level. 6, git's own, takes twice as long for a tenth less."""
+
+_SMALL = 1 << 13
 
 _BATCH_BYTES = 1 << 18
 _MAX_THREADS = 4
@@ -155,9 +157,17 @@ def _pack(batch: list[tuple[bytes, int, bytes]]) -> _Packed:
             byte = size & 0x7F
             size >>= 7
         head.append(byte)
-        body = zlib.compress(data, _LEVEL)
+        body = _compress(data)
         packed.append((bytes(head), body, zlib.crc32(body, zlib.crc32(head))))
     return packed
+
+
+def _compress(data: bytes) -> bytes:
+    if len(data) > _SMALL:
+        return zlib.compress(data, _LEVEL)
+    # Half of the time that a small file takes goes into setting up tables: a window no larger than needed has small ones.
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, wbits=13, memLevel=6)
+    return compressor.compress(data) + compressor.flush()
 
 
 def _encode_index(index: list[tuple[bytes, int, int]], pack_digest: bytes) -> bytes:

@@ -111,10 +111,10 @@ def main() -> None:
     open_closed_streams()
     try:
         code = run(sys.argv[1:])
+        if code is None:
+            from workbench.cli.app import app
+
+            app()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    if code is None:
-        from workbench.cli.app import app
-
-        app()
     sys.exit(code)

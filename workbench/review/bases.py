@@ -67,9 +67,9 @@ class Found:
 class Examination:
     """What `examine` found.
 
-    `conflicts` are paths that changed, `missing` ones that a selection would have to take along, `satisfied` steps that are
-    already as they would be. `bases` is what stands at the others, with its content's id where the change set has one;
-    `directories` are the inodes of the directories above.
+    `conflicts` are paths that changed, `missing` ones that a selection would have to take along, `satisfied` steps
+    that are already as they would be. `bases` is what stands at the others, with its content's id where the change
+    set has one; `directories` are the inodes of the directories above.
     """
 
     steps: dict[bytes, Step]
@@ -103,8 +103,8 @@ def look_at(fd: int) -> Found:
 class ContentHasher:
     """The id that a content has in a store, taken piece by piece.
 
-    `like` is any id of the same sort: of a file in the side store, else of a git blob (gitformat-object(5)). `size` is the
-    content's length in bytes.
+    `like` is any id of the same sort: of a file in the side store, else of a git blob (gitformat-object(5)). `size`
+    is the content's length in bytes.
     """
 
     def __init__(self, like: str, size: int) -> None:
@@ -166,10 +166,10 @@ def holds(
 ) -> bool:
     """Whether `path` holds what `base` says, which must be certain.
 
-    Where the base's content is known, content, kind and mode decide, whatever the times; with `exact` False a file whose
-    inode, size and both times are the base's isn't read. Where it isn't known, they all must be equal: a time alone never
-    clears a path. `moved` says that we renamed this very entry since, which sets its ctime. `restored` as `Restored`. Of a
-    directory only the inode and the mode are compared. Raises OSError.
+    Where the base's content is known, content, kind and mode decide, whatever the times; with `exact` False a file
+    whose inode, size and both times are the base's isn't read. Where it isn't known, they all must be equal: a time
+    alone never clears a path. `moved` says that we renamed this very entry since, which sets its ctime. `restored` as
+    `Restored`. Of a directory only the inode and the mode are compared. Raises OSError.
     """
     found = look(root, path)
     if base.certainty is Certainty.ABSENT:
@@ -263,7 +263,8 @@ def conflicts(
 ) -> list[bytes]:
     """The paths in which the real workspace is no longer what a change set of `manifest` departs from, sorted.
 
-    `exact` and `restored` as for `holds`. Raises OptionsError as `steps_of`, and OSError where a path can't be looked at.
+    `exact` and `restored` as for `holds`. Raises OptionsError as `steps_of`, and OSError where a path can't be looked
+    at.
     """
     return sorted(examine(root, change_set, manifest, exact=exact, restored=restored).conflicts)
 

@@ -1,7 +1,7 @@
 """The commit: the only way by which anything reaches the real workspace, all of it or none of it.
 
-What is replaced breaks its hard links: the other names keep the old content. A change of mode alone is made on the inode and
-shows at all of its names. A directory's own times are the workspace's, never the agent's.
+What is replaced breaks its hard links: the other names keep the old content. A change of mode alone is made on the
+inode and shows at all of its names. A directory's own times are the workspace's, never the agent's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from workbench.errors import CommitError, ConflictError, WorkbenchError
 from workbench.review.bases import Examination, examine, look, look_at, steps_of
 from workbench.review.changeset import ChangeSet
 from workbench.review.compare import digest_of
+from workbench.review.directories import NO_FLAG, rename_new, sync_parents
 from workbench.review.journal import Action, Intent, Journal, Operation, restored
 from workbench.review.landed import Committed, base_record
 from workbench.review.plan import check_complete, check_landable, operations_of
 from workbench.review.recovery import locked, recover_locked
 from workbench.review.staging import ELSEWHERE, Blobs, ChangedError, Staging, colliding
-from workbench.review.transaction import NO_FLAG, Transaction, rename_new, sync_parents
+from workbench.review.transaction import Transaction
 from workbench.review.trees import change_mode, copy_tree
 from workbench.vfs import paths, syscalls
 from workbench.vfs.local import LocalStorage
@@ -49,12 +50,14 @@ def commit(
 ) -> Committed:
     """Land a change set in the real workspace: all of it, or nothing and the reason why.
 
-    `manifest` is that of the checkpoint that the change set was made from; contents come from `store`, by the ids in the
-    change set. `session` is written to the record. `locks` are descriptors of the workspaces above this one, locked shared
-    for the while. `on_step` hears of every step, by name, before the next; what it raises undoes the commit.
+    `manifest` is that of the checkpoint that the change set was made from; contents come from `store`, by the ids in
+    the change set. `session` is written to the record. `locks` are descriptors of the workspaces above this one,
+    locked shared for the while. `on_step` hears of every step, by name, before the next; what it raises undoes the
+    commit.
 
-    What lands is owned, and has ACLs and extended attributes, as what it replaces. A new entry belongs to the caller, or,
-    where that is root, to whom the manifest says; a setgid directory and a default ACL above it count as for any new file.
+    What lands is owned, and has ACLs and extended attributes, as what it replaces. A new entry belongs to the caller,
+    or, where that is root, to whom the manifest says; a setgid directory and a default ACL above it count as for any
+    new file.
 
     Raises ConflictError with every path in which the workspace changed meanwhile; CommitError: digest_changed,
     not_landable, commit_failed (the disk is full, a permission is missing, the lock is held; nothing was applied), and

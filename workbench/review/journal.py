@@ -169,7 +169,8 @@ class Journal:
     """The journal in `commits/<commit-id>/`, open for appending; a context manager that closes it."""
 
     def __init__(self, commits_dir: str, commit_id: str) -> None:
-        """Open the journal of a commit, made empty where it isn't there; what is torn at its end goes. Raises OSError."""
+        """Open the journal of a commit, made empty where it isn't there; what is torn at its end goes. Raises
+        OSError."""
         self.commits_dir = commits_dir
         self.commit_id = commit_id
         self.directory = os.path.join(commits_dir, commit_id)

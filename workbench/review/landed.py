@@ -30,7 +30,8 @@ class Committed:
     `directory` is where its journal, pre-images and record are. `landed` are all paths that are now as reviewed,
     `added` those of them where nothing stood before, `landed_bases` what stands at each of them now: the next base.
     `weak` says that the filesystem couldn't exchange two names or create one exclusively, so that an edit at that very
-    moment could be missed. `kept` are (path, file below `directory`) of a person's edits that couldn't be put anywhere else.
+    moment could be missed. `kept` are (path, file below `directory`) of a person's edits that couldn't be put
+    anywhere else.
     """
 
     commit_id: str
@@ -96,7 +97,7 @@ def save(committed: Committed) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "w", encoding="ascii") as file:
-            json.dump(record, file)
+            file.write(json.dumps(record))
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, os.path.join(committed.directory, _LANDED))

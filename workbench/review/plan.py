@@ -74,8 +74,8 @@ class _Top:
 def operations_of(examination: Examination) -> tuple[Operation, ...]:
     """The operations for every step that isn't satisfied yet.
 
-    A tree that comes, goes or changes its kind is one operation. Directories are opened up first and closed last; new names
-    come before deletions. Raises OptionsError (invalid_options) for steps that contradict each other.
+    A tree that comes, goes or changes its kind is one operation. Directories are opened up first and closed last; new
+    names come before deletions. Raises OptionsError (invalid_options) for steps that contradict each other.
     """
     tops: dict[bytes, _Top] = {}
     modes: list[_Top] = []

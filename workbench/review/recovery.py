@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from workbench.errors import CommitError
 from workbench.review.bases import look
-from workbench.review.journal import Intent, Journal, clear_pending, pending_id
+from workbench.review.journal import VERSION, Intent, Journal, clear_pending, pending_id
 from workbench.review.landed import Committed, base_of_record, unsettled
 from workbench.review.pending import pending
 from workbench.review.staging import Staging
@@ -93,6 +93,12 @@ def _recover(root: LocalStorage, commits_dir: str, commit_id: str, on_step: Call
                 remove_tree(commits, os.fsencode(commit_id))
             clear_pending(commits_dir)
             return Recovered(commit_id, journal.directory)
+        if begin["version"] != VERSION:
+            raise CommitError(
+                f"Commit {commit_id} was cut short by another version of workbench.",
+                code="commit_incomplete",
+                hint="Complete it with that version.",
+            )
         intent = Intent.of_record(begin)
         _require_same_root(root, intent, commit_id)
         transaction = Transaction(root, journal, intent, on_step, staging=Staging.reopen(root, intent.staging))
@@ -152,28 +158,25 @@ def _require_same_root(root: LocalStorage, intent: Intent, commit_id: str) -> No
 def locked(root: LocalStorage, commits_dir: str, shared: Sequence[int], timeout_s: float) -> Iterator[bool]:
     """Hold the workspace's lock, which is the directory's own, and those of the directories above it shared.
 
-    Yields False where the filesystem doesn't lock directories: then it's the lock of `commits_dir`, which keeps out only
-    who has the same state directory. Raises CommitError (commit_failed) where it can't be had in time, and OSError.
+    Yields False where the filesystem doesn't lock directories: then it's the lock of `commits_dir`, which keeps out
+    only who has the same state directory. Raises CommitError (commit_failed) where it can't be had in time, and
+    OSError.
     """
     deadline = time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
         root_fd = root.open_directory(b"")
         stack.callback(os.close, root_fd)
-        is_locked = _flock(root_fd, fcntl.LOCK_EX, deadline)
+        is_locked = _flock(stack, root_fd, fcntl.LOCK_EX, deadline)
         if not is_locked:
             commits_fd = os.open(commits_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, commits_fd)
-            _flock(commits_fd, fcntl.LOCK_EX, deadline)
+            _flock(stack, commits_fd, fcntl.LOCK_EX, deadline)
         for fd in shared:
-            if _flock(fd, fcntl.LOCK_SH, deadline):
-                # Unlike our own descriptor, the caller's may live on.
-                stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)
-            else:
-                is_locked = False
+            is_locked &= _flock(stack, fd, fcntl.LOCK_SH, deadline)
         yield is_locked
 
 
-def _flock(fd: int, how: int, deadline: float) -> bool:
+def _flock(stack: contextlib.ExitStack, fd: int, how: int, deadline: float) -> bool:
     while True:
         try:
             fcntl.flock(fd, how | fcntl.LOCK_NB)
@@ -189,4 +192,6 @@ def _flock(fd: int, how: int, deadline: float) -> bool:
                 raise
             return False
         else:
+            # Closing isn't enough: a forked child may have a copy of the descriptor.
+            stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)
             return True

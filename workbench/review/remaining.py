@@ -16,10 +16,10 @@ def remaining(
 ) -> Manifest:
     """The upper layer that shows over the new lower what `now` shows over the old one, without what landed.
 
-    `landed_bases` and `added` are those of `landed.Committed`. `now` may be newer than what landed: what was changed since
-    stays, with what landed as its base, and what landed as new and was deleted since gets a whiteout. A path that the upper
-    no longer departs in follows the lower. Names, kinds, modes and bytes are kept, not the times of directories. Raises
-    OSError where the lower can't be looked at.
+    `landed_bases` and `added` are those of `landed.Committed`. `now` may be newer than what landed: what was changed
+    since stays, with what landed as its base, and what landed as new and was deleted since gets a whiteout. A path
+    that the upper no longer departs in follows the lower. Names, kinds, modes and bytes are kept, not the times of
+    directories. Raises OSError where the lower can't be looked at.
     """
     rest = _Rest(now, lower, landed_bases)
     rest.open_directories()

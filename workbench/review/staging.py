@@ -68,9 +68,8 @@ class _Owner:
 class Staging:
     """One directory of mode 0700 at the workspace's root, where nobody else looks. A context manager that closes it."""
 
-    def __init__(self, root: LocalStorage, name: bytes, fd: int) -> None:
+    def __init__(self, root: LocalStorage, fd: int) -> None:
         self._root = root
-        self.name = name
         self.storage = LocalStorage(fd)
         os.close(fd)
 
@@ -78,7 +77,7 @@ class Staging:
     def make(cls, root: LocalStorage, name: bytes) -> Self:
         """Make the directory; it must not exist. Raises OSError."""
         os.mkdir(name, 0o700, dir_fd=root.root_fd)
-        staging = cls(root, name, root.open_directory(name))
+        staging = cls(root, root.open_directory(name))
         # A setgid parent and a default ACL would leak into everything that is made here.
         for attribute in (_DEFAULT_ACL, _ACCESS_ACL):
             _remove_attribute(staging.fd, attribute)
@@ -89,7 +88,7 @@ class Staging:
     def reopen(cls, root: LocalStorage, name: bytes) -> Self | None:
         """The directory that an earlier process made, None where it's gone. Raises OSError."""
         try:
-            return cls(root, name, root.open_directory(name))
+            return cls(root, root.open_directory(name))
         except FileNotFoundError:
             return None
 
@@ -116,7 +115,8 @@ class Staging:
 
         `entries` are the manifest's, for times, owners and holes. `staged` hears of each operation once it's made.
         Returns by operation what stands here, top first: paths are the workspace's. Raises CommitError (commit_failed)
-        where an owner or an attribute can't be kept or a content isn't what its id says, CheckpointError, ChangedError, and OSError.
+        where an owner or an attribute can't be kept or a content isn't what its id says, CheckpointError,
+        ChangedError, and OSError.
         """
         filler = _Filler(self._root, self.storage, entries, blobs)
         standing = {}

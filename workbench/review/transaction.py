@@ -6,69 +6,28 @@ import contextlib
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
 from workbench.checkpoints.manifest import Base, Certainty
 from workbench.review.bases import content_id, look, look_at, steps_of, tree_holds
 from workbench.review.changeset import State
+from workbench.review.directories import DirectoryTimes, open_parent, rename_new
 from workbench.review.journal import Action, Intent, Journal, Operation, add_restored, clear_pending
-from workbench.review.landed import Committed, mark_unsettled, save, text
-from workbench.review.staging import ELSEWHERE, ChangedError, Staging
+from workbench.review.landed import Committed, mark_unsettled, save, sync_directory, text
+from workbench.review.staging import ELSEWHERE, Staging
 from workbench.review.trees import change_mode, move_tree, remove_tree
 from workbench.vfs import paths, syscalls
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind
 
-NO_FLAG = (errno.EINVAL, errno.ENOSYS)
-"""How renameat2(2) says that the filesystem or the kernel lacks a flag."""
-
-_SYNC_EACH = 16
-"""Up to so many directories each is fsynced; beyond, one syncfs is cheaper."""
-
 _MOST_OPEN = 256
 """How many directories are kept open, well below the usual limit of 1,024 descriptors."""
 
 Kept = tuple[bytes, str]
-"""A path at which a person's edit stays, and where what would have gone there is (below the commit's directory, or "")."""
-
-
-class DirectoryTimes:
-    """Puts the mtimes of directories back where our own renames alone changed them."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[int, int, bool]] = {}
-
-    @contextlib.contextmanager
-    def around(self, fd: int) -> Iterator[None]:
-        """Note what one change of ours does to the mtime of the directory behind `fd`."""
-        before = os.fstat(fd)
-        key = (before.st_dev, before.st_ino)
-        first, last, ours = self._known.get(key, (before.st_mtime_ns, before.st_mtime_ns, True))
-        try:
-            yield
-        finally:
-            self._known[key] = (first, os.fstat(fd).st_mtime_ns, ours and last == before.st_mtime_ns)
-
-    def resume(self, fd: int, first_ns: int, last_ns: int) -> None:
-        """Take over what an earlier process noted: the mtime before its first change, and after its last."""
-        now = os.fstat(fd)
-        self._known[(now.st_dev, now.st_ino)] = (first_ns, last_ns, True)
-
-    def restore(self, fd: int) -> None:
-        """Put the mtime back to what it was before our first change, unless somebody else changed the directory."""
-        now = os.fstat(fd)
-        first, last, ours = self._known.get((now.st_dev, now.st_ino), (0, 0, False))
-        if ours and now.st_mtime_ns == last:
-            set_mtime(fd, first)
-            self._known[(now.st_dev, now.st_ino)] = (first, os.fstat(fd).st_mtime_ns, True)
-
-
-def set_mtime(fd: int, mtime_ns: int) -> None:
-    """Set a directory's mtime, where that's permitted: another's directory keeps the one that our renames gave it."""
-    with contextlib.suppress(PermissionError):
-        os.utime(fd, ns=(os.fstat(fd).st_atime_ns, mtime_ns))
+"""A path at which a person's edit stays, and where below the commit's directory what would have gone there is, if
+anywhere."""
 
 
 @dataclass(slots=True)
@@ -335,6 +294,7 @@ class Transaction:
             while look(directory, name) is not None:
                 name = b"kept/%d-%d" % (operation.number, next(number))
             move_tree(self._staged, place, directory, name)
+        sync_directory(os.path.join(self.journal.directory, "kept"))
         self.kept.append((operation.path, os.fsdecode(name)))
 
     def kept_before(self) -> list[Kept]:
@@ -373,10 +333,7 @@ class Transaction:
 
         Raises OSError where it can't be completed now.
         """
-        for operation in self.intent.operations:
-            if (place := self.came_out(operation)) is not None:
-                self.on_step(f"pre-image:{operation.number}")
-                self._keep_pre_image(operation, place)
+        self._keep_pre_images()
         committed = self._committed()
         save(committed)
         self.on_step("landed")
@@ -386,17 +343,23 @@ class Transaction:
         self.clear()
         return committed
 
-    def _keep_pre_image(self, operation: Operation, place: bytes) -> None:
-        os.makedirs(os.path.join(self.journal.directory, "old"), mode=0o700, exist_ok=True)
-        with LocalStorage(os.fsencode(self.journal.directory)) as directory:
-            name = b"old/%d" % operation.number
-            if look(directory, name) is None:
-                move_tree(self._staged, place, directory, name)
-            elif self.holds_old(operation, place):
-                # It was copied before, to another filesystem.
-                remove_tree(self._staged, place)
-            else:
-                self._keep(operation, place)
+    def _keep_pre_images(self) -> None:
+        old = os.path.join(self.journal.directory, "old")
+        os.makedirs(old, mode=0o700, exist_ok=True)
+        with LocalStorage(os.fsencode(old)) as directory:
+            for operation in self.intent.operations:
+                place = self.came_out(operation)
+                if place is None:
+                    continue
+                self.on_step(f"pre-image:{operation.number}")
+                if look(directory, operation.slot) is None:
+                    move_tree(self._staged, place, directory, operation.slot)
+                elif self.holds_old(operation, place):
+                    # It was copied before, to another filesystem.
+                    remove_tree(self._staged, place)
+                else:
+                    self._keep(operation, place)
+        sync_directory(old)
 
     def _committed(self) -> Committed:
         steps = steps_of(self.intent.changes)
@@ -454,56 +417,3 @@ class Transaction:
             with LocalStorage(os.fsencode(self.journal.commits_dir)) as commits:
                 remove_tree(commits, os.fsencode(self.intent.commit_id))
         clear_pending(self.journal.commits_dir)
-
-
-@contextlib.contextmanager
-def open_parent(storage: LocalStorage, path: bytes) -> Iterator[int]:
-    """The directory that holds a path, as a descriptor. Raises OSError."""
-    fd = storage.open_directory(paths.parent(path))
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def rename_new(source_fd: int, source: bytes, target_fd: int, target: bytes) -> bool:
-    """Rename to a name that must not be taken; whether the filesystem itself saw to that.
-
-    Raises OSError: FileExistsError where it is.
-    """
-    try:
-        syscalls.renameat2(source_fd, source, target_fd, target, syscalls.RENAME_NOREPLACE)
-    except OSError as error:
-        if error.errno not in NO_FLAG:
-            raise
-    else:
-        return True
-    try:
-        os.stat(target, dir_fd=target_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
-        return False
-    raise paths.error(errno.EEXIST, target)
-
-
-def sync_parents(root: LocalStorage, operations: Iterable[Operation]) -> None:
-    """Bring every directory that the operations touched onto the disk. Raises ChangedError, OSError."""
-    parents = {paths.parent(operation.path) for operation in operations}
-    if len(parents) > _SYNC_EACH:
-        fd = root.open_directory(b"")
-        try:
-            syscalls.syncfs(fd)
-        finally:
-            os.close(fd)
-        return
-    for parent in parents:
-        try:
-            fd = root.open_directory(parent)
-        except OSError as error:
-            if error.errno in ELSEWHERE:
-                raise ChangedError(parent) from error
-            raise
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

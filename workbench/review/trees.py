@@ -48,8 +48,8 @@ def remove_tree(storage: LocalStorage, path: bytes) -> None:
 def copy_tree(source: LocalStorage, path: bytes, target: LocalStorage, to: bytes) -> None:
     """Copy an entry with everything below it to a name that isn't taken; it's on disk when this returns.
 
-    Bytes, holes, modes, times and link targets are kept, owners where that's permitted. A directory is left writable for its
-    owner. Raises OSError.
+    Bytes, holes, modes, times and link targets are kept, owners where that's permitted. A directory is left writable
+    for its owner. Raises OSError.
     """
     waiting = [b""]
     while waiting:
@@ -87,7 +87,7 @@ def copy_tree(source: LocalStorage, path: bytes, target: LocalStorage, to: bytes
 def move_tree(source: LocalStorage, path: bytes, target: LocalStorage, to: bytes) -> None:
     """Move an entry to a name that isn't taken: by rename within a filesystem, else as a copy that appears at once.
 
-    Raises OSError, with the entry still in its old place.
+    A rename is on disk once the directory of `to` is synced. Raises OSError, with the entry still in its old place.
     """
     source_fd = source.open_directory(paths.parent(path))
     target_fd = target.open_directory(paths.parent(to))
@@ -98,12 +98,12 @@ def move_tree(source: LocalStorage, path: bytes, target: LocalStorage, to: bytes
             if error.errno != errno.EXDEV:
                 raise
         else:
-            os.fsync(target_fd)
             return
         temporary = to + b".copy"
         remove_tree(target, temporary)
         copy_tree(source, path, target, temporary)
         os.rename(paths.name(temporary), paths.name(to), src_dir_fd=target_fd, dst_dir_fd=target_fd)
+        # The copy must be there for good before the original goes.
         os.fsync(target_fd)
     finally:
         os.close(source_fd)

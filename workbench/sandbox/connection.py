@@ -58,6 +58,12 @@ class Exchange:
         else:
             self.chunks.append((kind, bytearray(data)))
 
+    def grant(self, payload: bytes) -> None:
+        """Take a CREDIT frame's payload; never more than a window. Raises SandboxError (sandbox_lost)."""
+        if len(payload) != frames.COUNT.size:
+            raise frames.lost("it sent a malformed frame")
+        self.input_credit = min(frames.WINDOW, self.input_credit + frames.COUNT.unpack(payload)[0])
+
 
 class Job:
     """A command that was started, until `wait` has returned."""
@@ -425,10 +431,7 @@ class SupervisorConnection:
         if kind in (frames.STDOUT, frames.STDERR):
             exchange.add_output(kind, payload)
         elif kind == frames.CREDIT:
-            if len(payload) != frames.COUNT.size:
-                raise frames.lost("it sent a malformed frame")
-            granted = exchange.input_credit + frames.COUNT.unpack(payload)[0]
-            exchange.input_credit = min(frames.WINDOW, granted)
+            exchange.grant(payload)
         elif kind == frames.INPUT_CLOSED:
             exchange.input_closed = True
         elif kind == frames.RESULT:

@@ -192,6 +192,8 @@ class DockerBackend:
             "Hostname": "workbench",
             "WorkingDir": "/",
             "Healthcheck": {"Test": ["NONE"]},
+            # An engine that is restarted stops its containers, and would wait ten seconds for each.
+            "StopSignal": "SIGKILL",
             "Tty": False,
             "OpenStdin": True,
             "StdinOnce": True,

@@ -78,6 +78,7 @@ _HINTS = {
     "sandbox_busy": "Wait for what runs to end, or stop it.",
 }
 _TEXT_LIMIT = 1000
+_PATH_LIMIT = 4096
 
 Json = dict[str, Any]
 
@@ -162,6 +163,14 @@ def text(content: Json, name: str, limit: int = _TEXT_LIMIT) -> str:
     if not isinstance(value, str):
         raise lost(f"its answer has a wrong {name}")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value[:limit])
+
+
+def path(content: Json, name: str) -> str:
+    """A path inside the sandbox, exact: for the sandbox alone, and not printable. Raises SandboxError (sandbox_lost)."""
+    value = content.get(name, "")
+    if not isinstance(value, str) or len(value) > _PATH_LIMIT:
+        raise lost(f"its answer has a wrong {name}")
+    return value
 
 
 def flag(content: Json, name: str) -> bool:
@@ -253,7 +262,10 @@ def failure_content(error: SandboxError | OptionsError) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class MountFacts:
-    """A mount as the sandbox sees it: `type` is empty where nothing is mounted there; `line` is its mountinfo line."""
+    """A mount as the sandbox sees it: `type` is empty where nothing is mounted there; `line` is its mountinfo line.
+
+    `target` is exact, so not fit to be printed.
+    """
 
     target: str
     type: str
@@ -319,7 +331,7 @@ class Hello:
             boot_id=text(content, "boot_id", 64),
             mounts=tuple(
                 MountFacts(
-                    text(mount, "target", 4096),
+                    path(mount, "target"),
                     text(mount, "type", 64),
                     flag(mount, "writable"),
                     text(mount, "line", 4096),

@@ -39,7 +39,7 @@ _CREDENTIALS = struct.Struct("3i")
 _HELLO_SECONDS = 60.0
 _END_SECONDS = 15.0
 _KILL_GRACE_MS = 300
-_RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 _READ_SIZE = 256 << 10
 
 
@@ -512,7 +512,11 @@ def main() -> None:
     async def keep() -> None:
         overlay = OverlayDirectory.open(path)
         lock = overlay.adopt_lock(lock_fd)
-        await Keeper(overlay, lock, spec_from_json(text), lambda sentence: tell({"report": sentence})).run(ready)
+        try:
+            await Keeper(overlay, lock, spec_from_json(text), lambda sentence: tell({"report": sentence})).run(ready)
+        finally:
+            # Whoever hears that it failed finds the overlay free.
+            lock.close()
 
     try:
         anyio.run(keep, backend="asyncio")

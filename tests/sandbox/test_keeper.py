@@ -1,0 +1,469 @@
+"""Keepers of real sandboxes, their clients, and how each survives the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from anyio.abc import ByteStream, UNIXSocketStream
+
+from tests.sandbox.supervised import SOURCE, UID, alive, prefix, until
+from workbench.errors import OverlayError, SandboxError, StateError
+from workbench.protocol.commands import Command
+from workbench.sandbox import client as client_module
+from workbench.sandbox import frames, keeper, runtime
+from workbench.sandbox.backend import OverlayMount, SandboxSpec
+from workbench.sandbox.client import KeeperClient
+from workbench.vfs.session import OverlayDirectory
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap isn't installed"),
+]
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Place:
+    """An overlay over a small directory, and what a sandbox over it takes."""
+
+    def __init__(self, path: Path) -> None:
+        path.chmod(0o755)
+        lower = path / "lower"
+        lower.mkdir()
+        (lower / "old").write_text("old\n")
+        self.path = path
+        self.overlay = OverlayDirectory.create(str(path / "overlay"), "default")
+        uid = os.geteuid()
+        if uid == 0:
+            uid = UID
+            for directory in (str(lower), self.overlay.upper_path):
+                os.chown(directory, uid, uid)
+        self.upper = Path(self.overlay.upper_path)
+        self.mount = OverlayMount(str(lower), self.overlay.upper_path, self.overlay.work_path, "/workspace")
+        self.uid = uid
+
+    def spec(self, idle_seconds: float = 60, backend: str = "namespace") -> SandboxSpec:
+        environment = {"PATH": "/usr/bin:/bin"}
+        return SandboxSpec(
+            backend, "", (self.mount,), self.uid, self.uid, environment=environment, idle_seconds=idle_seconds
+        )
+
+    async def ensure(self, idle_seconds: float = 60) -> KeeperClient:
+        return await KeeperClient.ensure(self.overlay, self.spec(idle_seconds), lambda sentence: None)
+
+    def is_free(self) -> bool:
+        try:
+            with self.overlay.lock():
+                return True
+        except OverlayError:
+            return False
+
+    def is_mounted(self) -> bool:
+        for entry in os.listdir("/proc"):
+            try:
+                if entry.isdigit() and self.overlay.upper_path in Path(f"/proc/{entry}/mountinfo").read_text():
+                    return True
+            except OSError:
+                continue
+        return False
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    path = Path(tempfile.mkdtemp(prefix="workbench-test-"))
+    place = Place(path)
+    yield place
+    held = runtime.find_socket(place.overlay.path)
+    if held is not None:
+        anyio.run(_stop, place.overlay.path)
+    assert place.is_free()
+    assert not place.is_mounted()
+    shutil.rmtree(path)
+
+
+async def _stop(path: str) -> None:
+    client = await KeeperClient.connect(path)
+    if client is not None:
+        async with client:
+            await client.stop(force=True)
+
+
+async def sh(client: KeeperClient, script: str) -> bytes:
+    with anyio.fail_after(60):
+        return (await client.run(Command(("sh", "-c", script), output_limit=1 << 20))).stdout
+
+
+async def to_the_end(stream: ByteStream) -> None:
+    try:
+        while True:
+            await stream.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return
+
+
+async def test_a_command_sees_the_overlay_and_what_it_writes_stays(place: Place) -> None:
+    async with await place.ensure() as client:
+        assert await sh(client, "pwd; cat old; echo new > new") == b"/workspace\nold\n"
+        assert (place.upper / "new").read_text() == "new\n"
+        info = await client.info()
+        assert (info.backend, info.targets, info.jobs, info.clients) == ("namespace", ("/workspace",), 0, 1)
+        assert (await client.hello()).mounts[0].type == "overlay"
+        assert await client.write_file("through", b"written")
+        assert await client.read_file("through") == b"written"
+
+
+async def test_the_mount_is_recorded_with_its_epoch_and_as_gone_after_it_was_unmounted(place: Place) -> None:
+    before = place.overlay.tick()
+    async with await place.ensure() as client:
+        [mount] = place.overlay.record().mounts
+        assert (mount.name, mount.backend, mount.live) == ((await client.info()).name, "namespace", True)
+        assert mount.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert before < mount.epoch_ns <= place.overlay.tick()
+        await client.stop()
+    [stopped] = place.overlay.record().mounts
+    assert stopped == mount.model_copy(update={"live": False})
+
+
+async def test_a_sandbox_outlives_its_client_and_the_next_one_finds_it(place: Place) -> None:
+    async with await place.ensure() as client:
+        first = await client.info()
+    found = await KeeperClient.connect(place.overlay.path)
+    assert found is not None
+    async with found:
+        assert (await found.info()).pid == first.pid
+    assert not place.is_free()
+
+
+async def test_without_a_keeper_there_is_nothing_to_connect_to(place: Place) -> None:
+    assert await KeeperClient.connect(place.overlay.path) is None
+    runtime.publish_socket(place.overlay.path, str(place.path / "stale"))
+    assert await KeeperClient.connect(place.overlay.path) is None
+
+
+async def test_clients_that_start_at_once_get_one_keeper(place: Place) -> None:
+    pids = []
+
+    async def one() -> None:
+        async with await place.ensure() as client:
+            pids.append((await client.info()).pid)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(one)
+    assert len(set(pids)) == 1
+
+
+async def test_processes_that_start_at_once_get_one_keeper(place: Place) -> None:
+    script = f"""
+import anyio
+from tests.sandbox.test_keeper import *
+async def main():
+    overlay = OverlayDirectory.open({place.overlay.path!r})
+    spec = keeper.spec_from_json({json.dumps(_content(place.spec()))!r})
+    async with await KeeperClient.ensure(overlay, spec, print) as client:
+        print((await client.info()).pid)
+anyio.run(main)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", script]
+    processes = [subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment, cwd=ROOT) for _ in range(3)]
+    said = [await anyio.to_thread.run_sync(process.communicate) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len({out.strip() for out, _ in said}) == 1
+
+
+def _content(spec: SandboxSpec) -> object:
+    from dataclasses import asdict
+
+    return asdict(spec)
+
+
+async def test_a_client_that_is_killed_takes_its_commands_along_and_no_others(place: Place) -> None:
+    async with await place.ensure() as client:
+        own = await client.spawn(Command(("sleep", "1003.25")))
+        script = f"""
+import anyio
+from workbench.sandbox.client import KeeperClient
+from workbench.protocol.commands import Command
+async def main():
+    async with await KeeperClient.connect({place.overlay.path!r}) as client, client.freeze():
+        pass
+    async with await KeeperClient.connect({place.overlay.path!r}) as client:
+        await client.run(Command(("sh", "-c", "setsid -f sleep 1003.5; sleep 1003.75")))
+anyio.run(main)
+"""
+        other = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)})
+        await until(lambda: alive("sleep", "1003.5") and alive("sleep", "1003.75"))
+        other.kill()
+        other.wait()
+        await until(lambda: not alive("sleep", "1003.5") and not alive("sleep", "1003.75"))
+        assert alive("sleep", "1003.25")
+        assert (await client.info()).jobs == 1
+        await own.kill("test")
+        assert (await own.wait()).ended_by == "test"
+
+
+async def test_what_a_dead_client_froze_goes_on(place: Place) -> None:
+    async with await place.ensure() as client:
+        script = f"""
+import anyio
+from workbench.sandbox.client import KeeperClient
+async def main():
+    async with await KeeperClient.connect({place.overlay.path!r}) as client, client.freeze():
+        print("frozen", flush=True)
+        await anyio.sleep_forever()
+anyio.run(main)
+"""
+        argv = [sys.executable, "-c", script]
+        other = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+        assert other.stdout is not None
+        assert await anyio.to_thread.run_sync(other.stdout.readline) == b"frozen\n"
+        async with anyio.create_task_group() as group:
+            done = []
+
+            async def run() -> None:
+                done.append(await sh(client, "echo done"))
+
+            group.start_soon(run)
+            await client.counters()
+            assert done == []
+            other.kill()
+        assert done == [b"done\n"]
+        other.wait()
+        other.stdout.close()
+
+
+async def test_a_killed_keeper_leaves_nothing_running_and_the_overlay_free(place: Place) -> None:
+    client = await place.ensure()
+    async with client:
+        pid = (await client.info()).pid
+        job = await client.spawn(Command(("sleep", "1004.5")))
+        await until(lambda: alive("sleep", "1004.5"))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SandboxError) as caught:
+            await job.wait()
+        assert caught.value.code == "sandbox_lost"
+    await until(lambda: not alive("sleep", "1004.5"))
+    await until(lambda: place.is_free() and not place.is_mounted())
+    assert await KeeperClient.connect(place.overlay.path) is None
+    assert [mount.live for mount in place.overlay.record().mounts] == [True]
+    async with await place.ensure() as again:
+        assert await sh(again, "echo well") == b"well\n"
+
+
+async def test_a_sandbox_whose_supervisor_dies_is_lost_to_all_and_cleaned_up(place: Place) -> None:
+    async with await place.ensure() as client:
+        job = await client.spawn(Command(("sleep", "1005.5")))
+        await until(lambda: alive("sleep", "1005.5"))
+        name = (await client.info()).name
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if Path(f"/proc/{entry}/comm").read_text() == "workbench\n":
+                    facts = Path(f"/proc/{entry}/mountinfo").read_text()
+                    if f"overlay {name} " in facts:
+                        os.kill(int(entry), signal.SIGKILL)
+            except OSError:
+                continue
+        with pytest.raises(SandboxError) as caught:
+            await job.wait()
+        assert caught.value.code == "sandbox_lost"
+    await until(place.is_free)
+    assert [mount.live for mount in place.overlay.record().mounts] == [False]
+
+
+async def test_an_idle_sandbox_ends_by_itself_but_not_under_a_client(place: Place) -> None:
+    async with await place.ensure(idle_seconds=0.2) as client:
+        with anyio.move_on_after(0.5):
+            while True:
+                await client.counters()
+        assert await sh(client, "echo well") == b"well\n"
+    await until(place.is_free)
+    assert await KeeperClient.connect(place.overlay.path) is None
+
+
+async def test_stopping_ends_commands_and_says_so_on_both_sides(place: Place) -> None:
+    async with await place.ensure() as client:
+        job = await client.spawn(
+            Command(("sh", "-c", "echo here; trap '' TERM; sleep 1006.5; sleep 1006.5"), output_limit=99)
+        )
+        await until(lambda: alive("sleep", "1006.5"))
+        other = await KeeperClient.connect(place.overlay.path)
+        assert other is not None
+        results = []
+
+        async def wait() -> None:
+            results.append(await job.wait())
+
+        async with other, anyio.create_task_group() as group:
+            group.start_soon(wait)
+            [ended] = await other.stop(reason="commit")
+            assert (ended.argv[0], ended.ended_by, ended.tty) == ("sh", "commit", False)
+            assert place.is_free()
+            assert not place.is_mounted()
+        assert (results[0].ended_by, results[0].stdout, results[0].signal) == ("commit", b"here\n", "SIGKILL")
+    assert not alive("sleep", "1006.5")
+
+
+async def test_a_terminal_is_only_ended_by_force(place: Place) -> None:
+    async with await place.ensure() as client:
+        job = await client.spawn(Command(("sleep", "1007.5"), tty=True))
+        with pytest.raises(SandboxError) as caught:
+            await client.stop()
+        assert caught.value.code == "sandbox_busy"
+        async with anyio.create_task_group() as group:
+            group.start_soon(job.wait)
+            assert [ended.tty for ended in await client.stop(force=True)] == [True]
+
+
+async def test_sigterm_ends_commands_and_unmounts(place: Place) -> None:
+    async with await place.ensure() as client:
+        job = await client.spawn(Command(("sleep", "1008.5")))
+        os.kill((await client.info()).pid, signal.SIGTERM)
+        assert (await job.wait()).ended_by == "stop"
+    await until(place.is_free)
+    assert [mount.live for mount in place.overlay.record().mounts] == [False]
+
+
+async def test_a_keeper_of_another_version_is_drained(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    async with await place.ensure() as client:
+        pid = (await client.info()).pid
+        job = await client.spawn(Command(("sh", "-c", "while ! test -e go; do sleep 0.01; done")))
+
+        async def wait() -> None:
+            results.append((await job.wait()).exit_code)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client_module, "PROTOCOL", 2)
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait)
+
+                async def let_go() -> None:
+                    while not results:
+                        try:
+                            await client.run(Command(("touch", "go")))
+                        except SandboxError:
+                            (place.upper / "go").touch()
+                        await anyio.sleep(0.01)
+
+                group.start_soon(let_go)
+                assert await KeeperClient.connect(place.overlay.path) is None
+        assert results == [0]
+        assert place.is_free()
+    async with await place.ensure() as client:
+        assert (await client.info()).pid != pid
+
+
+async def test_a_stranger_on_the_socket_is_cut_off_and_nobody_else(place: Place) -> None:
+    async with await place.ensure() as client:
+        path = runtime.find_socket(place.overlay.path)
+        assert path is not None
+        for data in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            frames.encode_json(frames.RUN, 1, {"argv": ["true"]}),
+            frames.encode(frames.GREET, 0, b"no JSON"),
+            frames.encode_json(frames.GREET, 0, {"protocol": 1}) + frames.encode(frames.RUN, 1, b"[" * 100_000),
+            frames.encode_json(frames.GREET, 0, {"protocol": 1}) + frames.encode(frames.THAW, 1, b"abcd"),
+            frames.encode_json(frames.GREET, 0, {"protocol": 1}) + frames.encode(b"?", 1),
+        ):
+            async with await anyio.connect_unix(path) as stream:
+                await stream.send(data)
+                with anyio.fail_after(10):
+                    await to_the_end(stream)
+        assert await sh(client, "echo well") == b"well\n"
+
+
+async def test_a_sandbox_that_cannot_start_is_an_error_and_leaves_the_overlay_free(place: Place) -> None:
+    with pytest.raises(SandboxError) as caught:
+        await KeeperClient.ensure(place.overlay, place.spec(backend="nonsense"), print)
+    assert caught.value.code == "backend_unavailable"
+    assert place.is_free()
+    assert place.overlay.record().mounts == ()
+
+
+def test_a_runtime_directory_that_is_not_ours_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    directory = Path(runtime.socket_directory("/some/overlay"))
+    assert directory.parent == tmp_path / "workbench"
+    assert directory.stat().st_mode & 0o777 == 0o700
+    directory.chmod(0o755)
+    with pytest.raises(StateError):
+        runtime.socket_directory("/some/overlay")
+    directory.rmdir()
+    directory.symlink_to(tmp_path)
+    with pytest.raises(StateError):
+        runtime.socket_directory("/some/overlay")
+
+
+def test_a_client_imports_nothing_that_is_heavy() -> None:
+    script = "import sys, workbench.sandbox.client; print([m for m in sys.argv[1:] if m in sys.modules])"
+    heavy = ["pydantic", "docker", "typer", "rich", "dulwich", "workbench.vfs.session"]
+    argv = [sys.executable, "-c", script, *heavy]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(argv, capture_output=True, check=True, env=environment).stdout == b"[]\n"
+
+
+class Stubborn:
+    """A sandbox whose removal fails twice, as under an engine that can't be reached."""
+
+    name = "stubborn"
+    kind = "namespace"
+
+    def __init__(self, directory: str, stops: list[int]) -> None:
+        self._directory = directory
+        self._stops = stops
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stream: ByteStream | None = None
+
+    async def start(self, report: Callable[[str], None]) -> ByteStream:
+        ours, theirs = socket.socketpair()
+        argv = [*prefix(), "/usr/bin/python3", "-I", "-S", str(SOURCE), json.dumps({"targets": [self._directory]})]
+        self._process = subprocess.Popen(argv, stdin=theirs, stdout=theirs)
+        theirs.close()
+        ours.setblocking(False)
+        self._stream = await UNIXSocketStream.from_socket(ours)
+        return self._stream
+
+    async def stop(self) -> None:
+        self._stops.append(1)
+        if len(self._stops) < 3:
+            raise SandboxError("The engine doesn't answer.", code="engine_unavailable")
+        assert self._stream is not None
+        assert self._process is not None
+        await self._stream.aclose()
+        self._process.wait()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_engine_that_cannot_be_reached_keeps_the_overlay_locked(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops: list[int] = []
+    monkeypatch.setattr(keeper, "_RETRY_SECONDS", (0.05,))
+    monkeypatch.setattr(keeper, "make_backend", lambda spec: Stubborn(str(place.path / "lower"), stops))
+    with place.overlay.lock() as lock:
+        started = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(keeper.Keeper(place.overlay, lock, place.spec(), print).run, started.set)
+            await started.wait()
+            client = await KeeperClient.connect(place.overlay.path)
+            assert client is not None
+            async with client:
+                with pytest.raises(SandboxError) as caught:
+                    await client.stop()
+            assert caught.value.code == "engine_unavailable"
+            assert lock.fd >= 0
+    assert len(stops) == 3
+    assert [mount.live for mount in place.overlay.record().mounts] == [False]
