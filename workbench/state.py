@@ -15,10 +15,11 @@ from pathlib import Path
 from workbench.errors import StateError, WorkspaceError
 from workbench.protocol.records import WorkspaceRecord
 from workbench.vfs import paths
+from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.identity import identify, same
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import read_json, write_json
-from workbench.warm import default_state_path, mark_changed, slug
+from workbench.warm import default_state_path, slug
 
 # What may stand in a mount option without a quote or an escape, on every kernel and engine.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+=-]+")

@@ -1,9 +1,9 @@
 """What tells, at the cost of a few system calls, whether a warm sandbox may be used as it is.
 
 Stands on the path of every warm command, so it imports nothing heavy and reads no JSON. Beside an overlay's record lie
-`mounted` (written before each mount: which directory the lower was, and what its repository looked like),
-`lower-changed` (made by whoever notices that the lower isn't what is mounted any more) and `counted` (how many changes
-there were in the upper of a certain signature).
+`mounted` (written before each mount: which directory the lower was, and what its repository looked like), the mark that
+the lower changed (made by whoever notices) and `counted` (how many changes there were in the upper of a certain
+signature).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import os
 import re
 
 from workbench.review.pending import pending
+from workbench.vfs.changed_mark import clear_changed, is_marked_changed
 
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SLUG_CHARACTERS = re.compile(r"[^A-Za-z0-9]+")
-_MOUNTED, _CHANGED, _COUNTED = "mounted", "lower-changed", "counted"
+_MOUNTED, _COUNTED = "mounted", "counted"
 _INDEX_CHECKSUM = 20
 
 
@@ -65,24 +66,18 @@ def find_overlay(root: bytes, session: str) -> str | None:
 
 def note_mounted(overlay_path: str, root: bytes) -> None:
     """Say that the overlay is about to be mounted over `root` as it is now."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(overlay_path, _CHANGED))
+    clear_changed(overlay_path)
     _write(os.path.join(overlay_path, _MOUNTED), _stamp(root))
 
 
 def is_fresh(overlay_path: str, root: bytes) -> bool:
     """Whether nothing says that the real directory, or its repository, changed since the overlay was last mounted."""
-    if os.path.lexists(os.path.join(overlay_path, _CHANGED)):
+    if is_marked_changed(overlay_path):
         return False
     try:
         return _read(os.path.join(overlay_path, _MOUNTED)) == _stamp(root)
     except OSError:
         return False
-
-
-def mark_changed(overlay_path: str) -> None:
-    """Say that the real directory changed under an overlay, mounted or not."""
-    _write(os.path.join(overlay_path, _CHANGED), "")
 
 
 def signature(upper_path: str) -> str:

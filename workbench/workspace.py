@@ -31,6 +31,7 @@ from workbench.review.shown import ShownDigests
 from workbench.sandbox.client import KeeperClient
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs import paths
+from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay import Overlay
 from workbench.vfs.session import OverlayDirectory
@@ -261,7 +262,7 @@ class Workspace:
             return await to_thread.run_sync(self._read, path)
         async with client:
             if await to_thread.run_sync(self._mounting.lower_moved_on, path):
-                warm.mark_changed(self._overlay.path)
+                mark_changed(self._overlay.path)
                 return await client.read_file(os.fsdecode(path))
             return await to_thread.run_sync(self._read, path)
 
@@ -347,7 +348,7 @@ class Workspace:
         found = conflicts(self._lower, changes, checkpoint.manifest, restored=ours)
         if found:
             # Whatever is mounted now shows something else there than a reader outside sees.
-            warm.mark_changed(self._overlay.path)
+            mark_changed(self._overlay.path)
         return found
 
     # Deciding
@@ -387,6 +388,8 @@ class Workspace:
                 code="risky_paths",
                 hint="Look at them in `workbench diff`, then say `--allow-risky`.",
             )
+        # What came later gets its bases now: once we have landed, ours could be taken for somebody else's changes.
+        self._mounting.take(f"commit-{uuid.uuid4().hex}", "before a commit", offline=True)
         with self._ancestors() as descriptors:
             committed = commit(
                 self._lower,
@@ -472,7 +475,7 @@ class Workspace:
     def _mark_siblings(self) -> None:
         for session in self._directory.sessions():
             if session != self.session:
-                warm.mark_changed(self._directory.overlay_path(session))
+                mark_changed(self._directory.overlay_path(session))
 
     @contextlib.contextmanager
     def _ancestors(self) -> Iterator[Sequence[int]]:

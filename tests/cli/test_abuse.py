@@ -96,7 +96,9 @@ def test_a_flood_on_both_streams_is_bounded_on_each(prompt: Prompt) -> None:
 
 
 def test_a_fork_bomb_ends_with_its_time(prompt: Prompt) -> None:
-    found = told(prompt("exec", "--json", "--timeout", "2", "--", "bash", "-c", "b() { b | b & }; b; sleep 1000", code=124))
+    found = told(
+        prompt("exec", "--json", "--timeout", "2", "--", "bash", "-c", "b() { b | b & }; b; sleep 1000", code=124)
+    )
     assert found["timed_out"] is True
 
 

@@ -66,7 +66,9 @@ def test_sessions_have_a_sandbox_each(fresh_prompt: Prompt) -> None:
 def test_an_idle_sandbox_ends_by_itself_and_leaves_nothing_but_the_overlay(fresh_prompt: Prompt) -> None:
     async def start() -> int:
         options = SandboxOptions(idle_seconds=0.5)
-        async with Workspace.open(fresh_prompt.workspace, options=options, state_path=str(fresh_prompt.state)) as opened:
+        async with Workspace.open(
+            fresh_prompt.workspace, options=options, state_path=str(fresh_prompt.state)
+        ) as opened:
             client = await opened.sandbox()
             pid = (await client.info()).pid
             await client.aclose()
@@ -82,7 +84,9 @@ def test_an_idle_sandbox_ends_by_itself_and_leaves_nothing_but_the_overlay(fresh
 def test_a_sandbox_with_a_command_isnt_idle(fresh_prompt: Prompt) -> None:
     async def start() -> None:
         options = SandboxOptions(idle_seconds=0.2)
-        async with Workspace.open(fresh_prompt.workspace, options=options, state_path=str(fresh_prompt.state)) as opened:
+        async with Workspace.open(
+            fresh_prompt.workspace, options=options, state_path=str(fresh_prompt.state)
+        ) as opened:
             await (await opened.sandbox()).aclose()
 
     anyio.run(start)

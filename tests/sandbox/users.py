@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+import re
 import secrets
 import shutil
 import site
@@ -12,7 +14,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,20 +34,32 @@ class OrdinaryUser:
 
     def run(self, source: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run Python source as this user, in its directory."""
-        result = subprocess.run(
-            [self._python, "-c", source, *arguments],
+        result = self._run("-c", source, *arguments, text=True)
+        assert not check or result.returncode == 0, result.stderr
+        return result
+
+    def workbench(
+        self, *arguments: str, code: int | None = 0, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run the command line as this user."""
+        result = self._run("-m", "workbench", *arguments, cwd=cwd or self.directory)
+        assert code is None or result.returncode == code, (arguments, result.returncode, result.stdout, result.stderr)
+        return result
+
+    def _run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
+        wanted: dict[str, Any] = {"cwd": self.directory, "env": environment(self.directory), **options}
+        return subprocess.run(
+            [self._python, *arguments],
             user=self.uid,
             group=self.gid,
             extra_groups=os.getgrouplist(self.name, self.gid),
-            cwd=self.directory,
-            env=environment(self.directory),
+            umask=0o022,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             timeout=120,
             check=False,
+            **wanted,
         )
-        assert not check or result.returncode == 0, result.stderr
-        return result
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -54,6 +70,32 @@ def environment(directory: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(libraries),
         "WORKBENCH_TEST_IMAGE": os.environ.get("WORKBENCH_TEST_IMAGE", "workbench/python"),
     }
+
+
+def _works(user: OrdinaryUser) -> bool:
+    try:
+        return user.run("import anyio, docker, pydantic, rich, typer, workbench", check=False).returncode == 0
+    except PermissionError:
+        return False
+
+
+def _copy_dependencies(target: Path) -> None:
+    """Copy what this project depends on out of the environment that we run in."""
+    waiting, seen = ["overlay-workbench", "anyio", "docker", "dulwich", "pathspec", "pydantic", "rich", "typer"], set()
+    while waiting:
+        name = waiting.pop()
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found = metadata.distribution(name)
+            needs = [need for need in found.requires or () if "extra ==" not in need]
+            waiting += {re.match(r"[\w.-]+", need)[0] for need in needs} - seen  # type: ignore[index]
+            tops = {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
+            for top in tops - {"workbench"}:
+                source = Path(str(found.locate_file(top)))
+                if source.is_dir():
+                    shutil.copytree(source, target / top, dirs_exist_ok=True)
+                elif source.exists():
+                    shutil.copy(source, target / top)
+        seen.add(name)
 
 
 @contextmanager
@@ -76,16 +118,16 @@ def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
             shutil.copytree(Path(__file__).parents[2] / tree, directory / "source" / tree)
         entry = pwd.getpwnam(name)
         os.chown(directory, entry.pw_uid, entry.pw_gid)
-        for python in (sys.executable, "/usr/bin/python3"):
-            user = OrdinaryUser(name, directory, python)
-            try:
-                if user.run("import anyio, docker, pydantic, workbench", check=False).returncode == 0:
-                    break
-            except PermissionError:
-                continue
-        else:
+        users = [OrdinaryUser(name, directory, python) for python in (sys.executable, "/usr/bin/python3")]
+        user = next(filter(_works, users), None)
+        if user is None:
+            # So may be the environment that this runs in.
+            _copy_dependencies(directory / "source")
+            user = next(filter(_works, users), None)
+        if user is None:
             pytest.skip("no Python that an ordinary user can run has what this project depends on")
         yield user
     finally:
         shutil.rmtree(directory)
+        shutil.rmtree(f"/tmp/workbench-{pwd.getpwnam(name).pw_uid}", ignore_errors=True)
         subprocess.run(["userdel", name], capture_output=True, check=True)

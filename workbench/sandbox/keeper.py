@@ -15,10 +15,11 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,8 +152,10 @@ class Keeper:
         self._record(MountRecord(name=backend.name, backend=backend.kind, boot_id=_boot_id()))
         try:
             stream = await backend.start(self._report)
-        except BaseException:
-            # It says that nothing was left mounted, so nothing was ever touched either.
+        except BaseException as error:
+            if isinstance(error, SandboxError) and error.code == "sandbox_lost":
+                await self._unmount()
+            # Nothing is left mounted, and nothing was ever touched.
             self._record(None)
             raise
         try:
@@ -162,7 +165,7 @@ class Keeper:
             await self._unmount()
             raise
         ready()
-        async with anyio.create_task_group() as group:
+        async with self._watching(), anyio.create_task_group() as group:
             group.start_soon(self._receive, stream)
             group.start_soon(self._send, stream)
             self._rest()
@@ -177,6 +180,19 @@ class Keeper:
                 await self._quiet.wait()
 
     # Starting
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        """Have the real directory watched for as long as it is mounted."""
+        command = [sys.executable, "-P", "-m", "workbench.sandbox.watch", self._spec.mounts[0].lower, self._overlay.path]
+        watcher = await anyio.open_process(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                watcher.kill()
+            with anyio.CancelScope(shield=True):
+                await watcher.aclose()
 
     def _record(self, mount: MountRecord | None) -> None:
         """Set what overlay.json says of our mount; None forgets it."""
