@@ -252,11 +252,20 @@ class Mounting:
 
     # Scanning and writing the upper
 
-    def take(self, message_id: str, label: str, *, offline: bool, previous: Manifest | None = None) -> Checkpoint:
+    def take(
+        self,
+        message_id: str,
+        label: str,
+        *,
+        offline: bool,
+        previous: Manifest | None = None,
+        replaces: bool = False,
+    ) -> Checkpoint:
         """Keep the upper as a checkpoint.
 
         `offline` says that the caller holds the lock and nothing is mounted; what mounts left to judge by is then done
-        with. Otherwise the sandbox is frozen. Raises CheckpointError.
+        with. Otherwise the sandbox is frozen. `replaces` says that one of this id may be there already. Raises
+        CheckpointError.
         """
         record = self._overlay.record()
         with self._overlay.upper() as upper:
@@ -269,6 +278,7 @@ class Mounting:
                 epoch_ns=epoch(record.mounts),
                 previous=previous,
                 offline=offline,
+                replace=replaces,
             )
         if offline and record.mounts:
             self._overlay.save(record.model_copy(update={"mounts": ()}))

@@ -15,6 +15,7 @@ from anyio import to_thread
 
 from workbench import warm
 from workbench.checkpoints import manifest_format
+from workbench.checkpoints.manifest import Omitted
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CommitError, ConflictError, OptionsError, OverlayError, SandboxError
 from workbench.mounting import Mounting, SandboxOptions
@@ -272,32 +273,47 @@ class Workspace:
             with overlay.open(path) as stream:
                 return stream.read()
 
-    async def checkpoint(self, message_id: str | None = None, *, label: str = "") -> Checkpoint:
+    async def checkpoint(
+        self, message_id: str | None = None, *, label: str = "", may_stop: bool = True
+    ) -> Checkpoint:
         """Keep the upper layer as it is at this moment; without a change since the last one, that one.
 
-        Where a sandbox runs it is frozen for the while. Raises CheckpointError, OverlayError (overlay_busy).
+        Where a sandbox runs it is frozen for the while. Where commands closed files to themselves (mode 000), an idle one
+        is stopped to read them, unless `may_stop` is False: then they're left out. Raises CheckpointError, OverlayError
+        (overlay_busy).
         """
         message_id = message_id or f"auto-{uuid.uuid4().hex}"
+        replaces = False
+
+        def take(offline: bool) -> Checkpoint:
+            return self._mounting.take(message_id, label, offline=offline, replaces=replaces)
+
         while True:
             client = await KeeperClient.connect(self._overlay.path)
             if client is not None:
-                async with client, client.freeze():
-                    taken = await to_thread.run_sync(lambda: self._mounting.take(message_id, label, offline=False))
-                    unreadable = any(e.omitted == "unreadable" for e in taken.manifest.entries.values())
-                    if not unreadable or (await client.info()).jobs:
-                        return taken
+                try:
+                    async with client, client.freeze():
+                        taken = await to_thread.run_sync(take, False)
+                        if not may_stop or not _has_closed(taken) or (await client.info()).jobs:
+                            return taken
+                except SandboxError as error:
+                    if error.code not in ("sandbox_lost", "sandbox_busy"):
+                        raise
+                    # It's just being stopped by somebody else.
+                    continue
                 # Only the owner can open up what a command closed to itself, and only while nothing is mounted.
+                replaces = True
                 await self.stop(force=False, reason="checkpoint")
             with contextlib.suppress(OverlayError):
                 async with self._offline(timeout=1.0 if client is None else _LOCK_TIMEOUT_S):
-                    return await to_thread.run_sync(lambda: self._mounting.take(message_id, label, offline=True))
+                    return await to_thread.run_sync(take, True)
             if client is None and await KeeperClient.connect(self._overlay.path) is None:
                 async with self._offline(timeout=_LOCK_TIMEOUT_S):
-                    return await to_thread.run_sync(lambda: self._mounting.take(message_id, label, offline=True))
+                    return await to_thread.run_sync(take, True)
 
-    async def changes(self) -> ChangeSet:
-        """Take a checkpoint and compare it with the real workspace. Raises as `checkpoint`."""
-        checkpoint = await self.checkpoint(label="looked at")
+    async def changes(self, *, may_stop: bool = True) -> ChangeSet:
+        """Take a checkpoint and compare it with the real workspace. `may_stop` and what is raised as of `checkpoint`."""
+        checkpoint = await self.checkpoint(label="looked at", may_stop=may_stop)
         return await to_thread.run_sync(lambda: self._compare(checkpoint))
 
     def reviewed(self, changes: ChangeSet, terminal: str = "") -> str:
@@ -505,6 +521,12 @@ async def let_go_replaced(path: str | bytes | os.PathLike[str], *, state_path: s
                     await client.stop(force=True, reason="discard")
         workspace.retire()
     return len(found)
+
+
+def _has_closed(taken: Checkpoint) -> bool:
+    """Whether something was left out that its owner, who we are, could open up."""
+    uid = os.geteuid()
+    return any(entry.omitted == Omitted.UNREADABLE and entry.uid == uid for entry in taken.manifest.entries.values())
 
 
 def _lies_in(path: bytes, directory: bytes) -> bool:

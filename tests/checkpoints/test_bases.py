@@ -116,16 +116,30 @@ def test_a_new_file_was_absent_where_its_directory_is_older_than_the_mount(layer
     assert {bases[path].certainty for path in (b"fresh", b"fresh/deep", b"fresh/deep/file")} == {ABSENT}
 
 
-def test_a_new_file_is_unknown_where_something_came_or_went_in_its_directory(layers: Layers) -> None:
+def test_what_was_made_in_the_overlay_was_absent_whatever_came_or_went_next_to_it(layers: Layers) -> None:
     fill(layers.lower)
     with layers.mounted() as merged:
-        (merged / "src/a.py").unlink()
-        (merged / "src/a.py").write_text("the agent's")
         (merged / "src/new").write_text("x")
+        (merged / "src/link").symlink_to("new")
+        (merged / "src/fresh/deep").mkdir(parents=True)
+        (merged / "src/fresh/deep/file").write_text("x")
+        (layers.lower / "src/person").write_text("next door")
+        bases = layers.take().manifest.bases
+    made = (b"src/new", b"src/link", b"src/fresh", b"src/fresh/deep", b"src/fresh/deep/file")
+    assert {bases[path].certainty for path in made} == {ABSENT}
+
+
+def test_what_was_copied_up_is_unknown_where_a_person_removed_it_since(layers: Layers) -> None:
+    fill(layers.lower)
+    with layers.mounted() as merged:
+        (merged / "src/a.py").write_text("the agent's")
+        (merged / "src/deep/new").write_text("x")
         (layers.lower / "src/a.py").unlink()
+        shutil.rmtree(layers.lower / "src/deep")
         bases = layers.take().manifest.bases
     assert bases[b"src/a.py"].certainty is UNKNOWN
-    assert bases[b"src/new"].certainty is UNKNOWN
+    assert bases[b"src/deep"].certainty is UNKNOWN
+    assert bases[b"src/deep/new"].certainty is UNKNOWN
 
 
 def test_a_deleted_directory_has_the_bases_of_all_that_it_held(layers: Layers) -> None:

@@ -148,27 +148,47 @@ def test_nothing_of_the_state_is_roots_or_open_to_others(user: OrdinaryUser, rep
             assert os.lstat(os.path.join(directory, name)).st_uid == user.uid, (directory, name)
 
 
+_CLOSE_ALL = (
+    "find . -depth -mindepth 1 -not -path './.git*' -not -name open -not -type l -exec chmod 000 {} +; chmod 000 ."
+)
+
+
 def test_what_was_closed_to_everybody_inside_can_be_looked_at_and_discarded(user: OrdinaryUser, repo: Path) -> None:
     before = snapshot(repo)
-    sh(user, repo, "echo new >docs/new; chmod -R 000 . 2>/dev/null; true")
+    sh(user, repo, f"echo new >docs/new; echo open >open; {_CLOSE_ALL}")
     assert snapshot(repo) == before
     found = diff(user, repo)
-    assert found["changes"]["docs/new"] == "added"
-    assert found["changes"]["README.md"] == "mode"
-    assert set(found["left"].values()) <= {"repository"}
+    assert found["changes"] == {"open": "added"}
+    assert {"", "docs", "docs/new", "README.md", "src/deep/leaf.txt"} <= found["left"].keys()
+    assert set(found["left"].values()) == {"unreadable"}
+    assert user.workbench("status", "-w", str(repo)).returncode == 0
     user.workbench("discard", "--yes", "-w", str(repo))
     assert diff(user, repo) == {"changes": {}, "left": {}}
     assert sh(user, repo, "cat README.md") == "# project\n"
     assert snapshot(repo) == before
 
 
-def test_what_was_closed_to_everybody_inside_can_be_committed(user: OrdinaryUser, repo: Path) -> None:
-    sh(user, repo, "mkdir -p closed/deep; echo 1 >closed/deep/file; chmod 000 closed/deep/file closed/deep closed")
+def test_what_was_closed_to_everybody_inside_never_closes_the_real_workspace(user: OrdinaryUser, repo: Path) -> None:
+    before = snapshot(repo, times=False)
+    sh(user, repo, f"mkdir -p new/deep; echo 1 >new/deep/file; {_CLOSE_ALL}")
+    user.workbench("stop", "-w", str(repo))
     commit(user, repo)
-    assert stat.S_IMODE((repo / "closed").stat().st_mode) == 0
-    assert stat.S_IMODE((repo / "closed" / "deep").stat().st_mode) == 0
-    assert (repo / "closed" / "deep" / "file").read_text() == "1\n"
-    assert (repo / "closed" / "deep" / "file").stat().st_uid == user.uid
+    assert snapshot(repo, times=False) == before
+    assert diff(user, repo)["changes"] == {}
+
+
+def test_directories_without_write_permission_land_and_go_again(user: OrdinaryUser, repo: Path) -> None:
+    sh(user, repo, "mkdir -p cache/module; echo 1 >cache/module/file; chmod -R a-w cache")
+    commit(user, repo)
+    assert stat.S_IMODE((repo / "cache" / "module").stat().st_mode) == 0o555
+    sh(user, repo, "chmod -R u+w cache; rm -rf cache")
+    commit(user, repo)
+    assert not (repo / "cache").exists()
+
+
+def test_a_file_closed_inside_doesnt_cost_the_warm_sandbox(user: OrdinaryUser, repo: Path) -> None:
+    sh(user, repo, "echo kept >/tmp/beside; echo closed >closed; chmod 000 closed")
+    assert sh(user, repo, "cat /tmp/beside") == "kept\n"
 
 
 def test_groups_inside_are_the_callers_but_never_roots_or_the_engines(
@@ -183,8 +203,8 @@ def test_a_teams_directory_stays_the_teams(user: OrdinaryUser, repo: Path, team:
     shared = repo / "shared"
     shared.mkdir()
     (shared / "minutes").write_text("first\n")
-    for path, mode in ((shared, 0o2775), (shared / "minutes", 0o664)):
-        os.chown(path, 0, gid)
+    for path, uid, mode in ((shared, 0, 0o2775), (shared / "minutes", user.uid, 0o664)):
+        os.chown(path, uid, gid)
         path.chmod(mode)
     sh(
         user,
@@ -197,19 +217,34 @@ def test_a_teams_directory_stays_the_teams(user: OrdinaryUser, repo: Path, team:
     found = shared.stat()
     assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, gid, 0o2775)
     for path in (shared / "new", shared / "sub", shared / "sub" / "x", shared / "minutes"):
-        assert path.stat().st_gid == gid, path
-    assert stat.S_IMODE((shared / "sub").stat().st_mode) & 0o2000
+        assert (path.stat().st_uid, path.stat().st_gid) == (user.uid, gid), path
+    assert stat.S_IMODE((shared / "sub").stat().st_mode) == 0o2775
 
 
-def test_files_of_others_are_changed_as_far_as_the_user_could(user: OrdinaryUser, repo: Path) -> None:
+def test_a_colleagues_file_is_never_taken_over_without_a_word(user: OrdinaryUser, repo: Path, team: str) -> None:
+    gid = grp.getgrnam(team).gr_gid
+    (repo / "colleagues").write_text("first\n")
+    os.chown(repo / "colleagues", 54321, gid)
+    (repo / "colleagues").chmod(0o664)
+    before = snapshot(repo)
+    sh(user, repo, "echo second >>colleagues; echo new >new-file")
+    assert diff(user, repo)["changes"] == {"colleagues": "modified", "new-file": "added"}
+    refused = commit(user, repo, code=1)
+    assert isinstance(refused["error"], dict)
+    assert "'colleagues'" in refused["error"]["message"]
+    assert refused["error"]["hint"]
+    assert snapshot(repo) == before
+    assert sh(user, repo, "cat colleagues new-file") == "first\nsecond\nnew\n"
+
+
+def test_files_of_others_can_go_where_the_user_could_remove_them(user: OrdinaryUser, repo: Path) -> None:
     (repo / "roots").write_text("root's\n")
     (repo / "roots").chmod(0o644)
     assert "Permission denied" in sh(user, repo, "cat roots; echo x >>roots", code=None)
-    # The directory is the user's own, so another file may take its place.
-    sh(user, repo, "cp roots copy && mv -f copy roots && echo mine >>roots")
-    assert diff(user, repo)["changes"] == {"roots": "modified"}
+    sh(user, repo, "rm -f roots")
+    assert diff(user, repo)["changes"] == {"roots": "deleted"}
     commit(user, repo)
-    assert (repo / "roots").read_text() == "root's\nmine\n"
+    assert not (repo / "roots").exists()
 
 
 def test_what_the_user_cant_read_is_left_alone_and_never_fatal(user: OrdinaryUser, repo: Path) -> None:
@@ -227,16 +262,22 @@ def test_what_the_user_cant_read_is_left_alone_and_never_fatal(user: OrdinaryUse
     assert (repo / "secrets" / "key").read_text() == "key\n"
 
 
-def test_what_the_user_cant_read_and_moved_is_listed_and_never_fatal(user: OrdinaryUser, repo: Path) -> None:
+def test_what_the_user_cant_read_and_moved_stays_where_it_is(user: OrdinaryUser, repo: Path) -> None:
     (repo / "secret").write_text("secret\n")
     (repo / "secret").chmod(0o600)
     sh(user, repo, "mv secret elsewhere; echo new >new-file", code=None)
-    found = diff(user, repo)
-    assert found["changes"]["new-file"] == "added"
-    assert "elsewhere" in {**found["left"], **found["changes"]}
+    assert diff(user, repo) == {
+        "changes": {"new-file": "added"},
+        "left": {"secret": "unreadable", "elsewhere": "omitted"},
+    }
     assert user.workbench("status", "-w", str(repo)).returncode == 0
-    user.workbench("discard", "--yes", "-w", str(repo))
+    assert b"new-file" in user.workbench("diff", "-w", str(repo)).stdout
+    commit(user, repo)
     assert (repo / "secret").read_text() == "secret\n"
+    assert not (repo / "elsewhere").exists()
+    user.workbench("discard", "--yes", "-w", str(repo))
+    assert diff(user, repo)["changes"] == {}
+    assert "secret" in sh(user, repo, "ls")
 
 
 def test_a_sandbox_is_another_users_neither_to_use_nor_to_see(user: OrdinaryUser, repo: Path, tmp_path: Path) -> None:

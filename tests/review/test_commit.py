@@ -108,11 +108,38 @@ def test_a_commit_keeps_the_mtimes_of_files_and_of_untouched_directories(landing
 
 def test_a_mode_alone_is_changed_in_place(landing: Landing) -> None:
     landing.write("lower", b"a", b"1")
-    os.link(landing.at("lower", b"a"), landing.at("lower", b"b"))
+    inode = os.stat(landing.at("lower", b"a")).st_ino
     landing.write("upper", b"a", b"1", 0o755)
     landing.land()
-    assert os.stat(landing.at("lower", b"b")).st_mode & 0o777 == 0o755
-    assert os.stat(landing.at("lower", b"b")).st_nlink == 2
+    assert os.stat(landing.at("lower", b"a")).st_mode & 0o777 == 0o755
+    assert os.stat(landing.at("lower", b"a")).st_ino == inode
+
+
+def test_a_mode_alone_of_a_hard_linked_file_leaves_the_other_names_as_they_were(landing: Landing) -> None:
+    for name in (b"a", b"d/c"):
+        landing.write("lower", name, b"1")
+    for name in (b"b", b"c", b"d/e"):
+        os.link(landing.at("lower", b"a"), landing.at("lower", name))
+    for name, mode in ((b"a", 0o755), (b"c", 0o700)):
+        landing.write("upper", name, b"1", mode)
+    merged = landing.merged()
+    landing.land()
+    assert landing.tree() == merged
+    assert os.stat(landing.at("lower", b"b")).st_mode & 0o777 == 0o644
+
+
+def test_several_names_of_one_file_can_go_at_once(landing: Landing) -> None:
+    landing.write("lower", b"d/a", b"1")
+    for name in (b"a", b"b", b"c"):
+        os.link(landing.at("lower", b"d/a"), landing.at("lower", name))
+    landing.whiteout(b"a")
+    landing.write("upper", b"b", b"2")
+    landing.write("upper", b"c", b"1", 0o755)
+    landing.whiteout(b"d")
+    merged = landing.merged()
+    landing.land()
+    assert landing.tree() == merged
+    landing.assert_tidy()
 
 
 def test_replacing_a_hard_linked_file_breaks_the_link(landing: Landing) -> None:

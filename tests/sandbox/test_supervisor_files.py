@@ -62,7 +62,7 @@ async def test_commands_and_writes_wait_until_it_is_thawed(inside: Inside) -> No
 
 
 async def test_thawing_wakes_nothing_that_was_stopped_before(inside: Inside) -> None:
-    script = "sleep 1001 & kill -STOP $!; echo $! > pid; wait"
+    script = "sleep 1001 & kill -STOP $!; until grep -q 'State:.T' /proc/$!/status; do :; done; echo $! > pid; wait"
     job = await inside.connection.spawn(Command(("sh", "-c", script)))
     await until(lambda: (inside.directory / "pid").exists() and (inside.directory / "pid").read_text().strip())
     async with inside.connection.freeze():

@@ -3,7 +3,7 @@
 Nobody tells of a copy-up, and the person may have saved in between. So a base is taken from the lower layer as it is at the
 scan, and only believed where it can't have changed since before the mount: its ctime is older than the mount's epoch, and
 it's reached through the same directories. Nothing of a process's own sets a ctime back. Where nothing is there, the parent
-directory's ctime says since when.
+directory's ctime says since when, or the upper's entry that it was made and not copied up.
 
 A path that is hidden (below a whiteout, an opaque directory, or anything that isn't a directory) gets its base when it's
 first hidden, and never later: what a person adds there afterwards, the overlay has never seen.
@@ -171,7 +171,7 @@ class _Bases:
                     status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
                     handle = syscalls.file_handle(dir_fd, name)
                 except FileNotFoundError:
-                    return Base(path, Certainty.ABSENT) if self._settled(dir_fd) else unknown
+                    return Base(path, Certainty.ABSENT) if self._was_absent(path, dir_fd) else unknown
             except OSError:
                 return unknown
         else:
@@ -244,7 +244,7 @@ class _Bases:
         try:
             status = os.stat(_name(path), dir_fd=dir_fd, follow_symlinks=False)
         except FileNotFoundError:
-            return (_Place.ABSENT if self._settled(dir_fd) else _Place.UNKNOWN), 0
+            return (_Place.ABSENT if self._was_absent(path, dir_fd) else _Place.UNKNOWN), 0
         if not stat_module.S_ISDIR(status.st_mode):
             return (_Place.ABSENT if self._is_older(status.st_ctime_ns) else _Place.UNKNOWN), 0
         fd = self._directories.open(path)
@@ -276,6 +276,32 @@ class _Bases:
         if os.fstat(fd).st_ino != inode:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
         return fd
+
+    def _was_absent(self, path: bytes, dir_fd: int) -> bool:
+        """Whether the overlay, too, never saw anything at a path where the lower, with its parent `dir_fd`, has nothing."""
+        return self._settled(dir_fd) or self._was_made(path)
+
+    def _was_made(self, path: bytes) -> bool:
+        """Whether an entry was made in the overlay: the kernel marks what it copies up, but for lower hard links.
+
+        It may still have been made in the place of a file that a person has removed since. It can only come as a new one
+        then, shown as that; to call it a conflict would do so to every new file next to one that a person saves.
+        """
+        entry = self._entries.get(path)
+        before = self._previous.bases.get(path)
+        if entry is None or (before is not None and before.certainty is not Certainty.ABSENT):
+            return False
+        if entry.kind is Kind.SYMLINK:
+            return True
+        if entry.kind not in (Kind.FILE, Kind.DIR):
+            return False
+        fd = os.open(
+            _name(path), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._upper_directories.open(_parent(path))
+        )
+        try:
+            return not self._upper.is_copied_up(fd)
+        finally:
+            os.close(fd)
 
     def _settled(self, dir_fd: int) -> bool:
         """Whether a directory has the names now that it had before the mount. Asked after the name was looked up."""

@@ -19,7 +19,9 @@ WORK, LOOK, DECIDE, OTHERS = "Work", "Look", "Decide", "Others"
 app = typer.Typer(
     name="workbench",
     help="Let an agent, or any command, work on a real directory without touching it.",
-    epilog="Start with: workbench exec -- COMMAND. Nothing of the directory changes before workbench commit.",
+    epilog="Start with: workbench exec -- COMMAND. Nothing of the directory changes before workbench commit. "
+    "Every command ends with 0 when it's done, 1 after an error, 2 when used wrongly, 3 at a conflict with the real "
+    "workspace, 4 where a rule refuses; exec with what its command ended with.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

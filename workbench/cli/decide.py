@@ -45,6 +45,9 @@ def commit(
 
     Lands what --digest names, else what the last full `workbench diff` on this terminal showed. Without either it shows
     a summary and asks; where it can't ask it refuses. What changed since stays in the overlay.
+
+    Ends with 0 when it has landed, 3 where the real workspace changed meanwhile in a path of it, 4 where a rule refuses it
+    (no digest, one that was never shown, a risky path); then nothing was applied.
     """
     context = Context(workspace, session, json, quiet)
     run(_commit, context, digest, allow_risky, yes, stop, context=context)
@@ -55,13 +58,13 @@ async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, s
         digest = digest or await _shown_digest(workspace, yes=yes)
         if not digest:
             if context.json:
-                print(commit_report(None).model_dump_json())
+                output.write_json(commit_report(None))
             else:
                 output.say("nothing to commit")
             return
         landed = await workspace.commit(digest, allow_risky=allow_risky, force=stop)
     if context.json:
-        print(commit_report(landed).model_dump_json())
+        output.write_json(commit_report(landed))
         return
     if context.quiet:
         return
@@ -129,7 +132,7 @@ async def _discard(context: Context, yes: bool, stop: bool) -> None:
                 raise typer.Exit(1)
         discarded = await workspace.discard(force=stop)
     if context.json:
-        print(discard_report(discarded).model_dump_json())
+        output.write_json(discard_report(discarded))
     elif not context.quiet:
         output.say(
             f"discarded {output.count(discarded.changes, 'change')}; checkpoint {discarded.checkpoint[:12]} keeps them"

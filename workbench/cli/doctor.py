@@ -35,7 +35,7 @@ def doctor(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     with failing(json):
         report = anyio.run(_examine, workspace_path(workspace))
     if json:
-        print(report.model_dump_json())
+        output.write_json(report)
     else:
         _print(report)
     if report.picked is None:
@@ -62,7 +62,7 @@ def _filesystems(state: StateDirectory, root: bytes) -> Iterator[FindingReport]:
     problem = filesystems.upper_problem(state.path)
     found = f"{state.path} is on {filesystems.filesystem_name(state.path)}"
     yield _finding("state directory", problem, found, "Set WORKBENCH_STATE to a directory on a local disk.")
-    shown = output.visible(root)
+    shown = output.path(root)
     try:
         problem = filesystems.lower_problem(root)
         yield _finding("workspace", problem, f"{shown} is on {filesystems.filesystem_name(root)}", None)
@@ -71,7 +71,7 @@ def _filesystems(state: StateDirectory, root: bytes) -> Iterator[FindingReport]:
                 yield FindingReport(
                     topic="workspace",
                     state=WARNING,
-                    finding=f"{output.visible(point)} is a mount point: an empty directory in the sandbox",
+                    finding=f"{output.path(point)} is a mount point: an empty directory in the sandbox",
                 )
             if offered := devcontainer.offered(lower):
                 yield FindingReport(topic="image", state=OK, finding=offered)

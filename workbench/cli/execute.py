@@ -114,7 +114,7 @@ def _run(context: Context, options: SandboxOptions, command: Command) -> None:
             raise
         code = exit_code_before(error)
         if context.json:
-            print(failed_exec_report(error, code).model_dump_json())
+            output.write_json(failed_exec_report(error, code))
         else:
             output.error(error, as_json=False)
         raise typer.Exit(code) from raised
@@ -128,9 +128,9 @@ async def _execute(context: Context, options: SandboxOptions, command: Command) 
             target = (await client.hello()).mounts[0].target
             located = job.located(command, target, workspace.root, os.getcwdb())
             result = await job.run(client, located, as_json=context.json)
-        changes = await job.count(workspace)
+        changes = await job.count(lambda: workspace.changes(may_stop=False), workspace.overlay_path)
     if context.json:
-        print(exec_report(result, job.exit_code(result), changes).model_dump_json())
+        output.write_json(exec_report(result, job.exit_code(result), changes))
     else:
         job.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
     return job.exit_code(result)

@@ -35,7 +35,7 @@ def show(json: JsonOption = False) -> None:
             ImageReport(name=i.name, reference=i.reference, built=bool(i.identifier), size=i.size, current=i.current)
             for i in found
         )
-        print(ImagesReport(images=reports).model_dump_json())
+        output.write_json(ImagesReport(images=reports))
         return
     table = Table("IMAGE", "STATE", "SIZE", box=None, pad_edge=False)
     for image in found:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,13 @@ import anyio
 
 from workbench import warm
 from workbench.cli import output, terminal
+from workbench.errors import WorkbenchError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.connection import Job
 
 if TYPE_CHECKING:
-    from workbench.workspace import Workspace
+    from workbench.review.changeset import ChangeSet
 
 EXIT_TIMEOUT = 124
 _GRACE_MS = 1000
@@ -66,12 +68,20 @@ def located(wanted: Command, target: str, root: bytes, here: bytes) -> Command:
     return replace(wanted, cwd=cwd)
 
 
-async def count(workspace: Workspace) -> int:
-    """How many changes the overlay holds, remembered for as long as nothing in it changes."""
-    now, changes = warm.counted(workspace.overlay_path)
-    if changes is None:
-        changes = len((await workspace.changes()).shown)
-        warm.note_counted(workspace.overlay_path, now, changes)
+async def count(look: Callable[[], Awaitable[ChangeSet]], overlay_path: str) -> int | None:
+    """How many changes the overlay holds, which `look` finds, remembered for as long as nothing in it changes.
+
+    None where that can't be told, which is said: the command has run, whatever it left.
+    """
+    now, changes = warm.counted(overlay_path)
+    if changes is not None:
+        return changes
+    try:
+        changes = len((await look()).shown)
+    except WorkbenchError as error:
+        output.error(error, as_json=False)
+        return None
+    warm.note_counted(overlay_path, now, changes)
     return changes
 
 

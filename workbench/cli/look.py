@@ -45,26 +45,26 @@ async def _status(context: Context) -> None:
     async with context.open() as workspace:
         found = await workspace.status()
         if context.json:
-            print(status_report(workspace, found).model_dump_json())
+            output.write_json(status_report(workspace, found))
             return
         _print_status(workspace, found)
 
 
 def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
     changes = status.changes
-    print(f"{output.bold('workspace')}  {output.visible(workspace.root)}")
+    print(f"{output.bold('workspace')}  {output.path(workspace.root)}")
     print(f"{output.bold('session')}    {workspace.session}")
     print(f"{output.bold('sandbox')}    {_sandbox_words(status)}")
     print(f"{output.bold('changes')}    {output.count(len(changes.shown), 'change')}, none of them landed yet")
     print_left(changes.left)
     for point in status.mount_points:
-        print(f"  {output.visible(point)} is a mount point: an empty directory in the sandbox, and nothing in it lands")
+        print(f"  {output.path(point)} is a mount point: an empty directory in the sandbox, and nothing in it lands")
     if status.lower_changed:
         print("  The real workspace changed under the sandbox; its next command sees it as it is now.")
     if status.conflicts:
         print(f"{output.bold('conflicts')}  changed in the real workspace meanwhile, so these can't land:")
         for path in status.conflicts:
-            print(f"  {output.visible(path)}")
+            print(f"  {output.path(path)}")
     print()
     if not changes.changes:
         print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
@@ -96,6 +96,8 @@ def diff(
 ) -> None:
     """Show what would change in the real workspace, as a patch in git's format.
 
+    Ends with 0, and with --exit-code with 1 where there are changes.
+
     The full diff is what a following `workbench commit` on this terminal lands.
     """
     context = Context(workspace, session, json, quiet)
@@ -114,7 +116,7 @@ async def _diff(context: Context, only: list[str], form: str) -> bool:
         if form == "digest":
             print(digest)
         elif context.json:
-            print(diff_report(workspace, changes, shown).model_dump_json())
+            output.write_json(diff_report(workspace, changes, shown))
         elif form == "stat":
             output.write_patch(rendering.stat(shown, workspace.lower, workspace.store))
         elif form == "name-status":
@@ -132,20 +134,20 @@ async def _diff(context: Context, only: list[str], form: str) -> bool:
 def _print_risks(shown: list[Change]) -> None:
     for change in shown:
         if change.risk:
-            output.say(f"RISKY {output.visible(change.path)}: {change.risk}")
+            output.say(f"RISKY {output.path(change.path)}: {change.risk}")
 
 
 def _say_rest(changes: ChangeSet, conflicting: list[bytes]) -> None:
     for change in changes.shown:
         if line := _not_in_a_patch(change):
-            output.say(f"{line}: {output.visible(change.path) or '.'}")
+            output.say(f"{line}: {output.path(change.path)}")
         if change.new_executable:
-            output.say(f"executable now: {output.visible(change.path)}")
+            output.say(f"executable now: {output.path(change.path)}")
         if change.drops_setid:
-            output.say(f"setuid or setgid stays behind: {output.visible(change.path)}")
+            output.say(f"setuid or setgid stays behind: {output.path(change.path)}")
     print_left(changes.left)
     for path in conflicting:
-        output.say(f"CONFLICT {output.visible(path)}: changed in the real workspace meanwhile, so this can't land")
+        output.say(f"CONFLICT {output.path(path)}: changed in the real workspace meanwhile, so this can't land")
     if changes.changes and not conflicting:
         output.say(f"digest {changes.digest[:16]}; `workbench commit` lands exactly this")
 
@@ -187,7 +189,7 @@ def print_left(left: tuple[LeftPath, ...]) -> None:
     for reason, words in _LEFT_WORDS.items():
         found = [one for one in left if one.reason is reason]
         if found:
-            names = ", ".join(output.visible(one.path) for one in found[:3]) + (", …" if len(found) > 3 else "")
+            names = ", ".join(output.path(one.path) for one in found[:3]) + (", …" if len(found) > 3 else "")
             output.say(f"stays in the overlay, {words}: {names} ({_entries(sum(one.count for one in found))})")
 
 

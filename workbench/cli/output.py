@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from workbench.errors import ConflictError, WorkbenchError
 
+if TYPE_CHECKING:
+    from workbench.protocol.records import Frozen
+
 _RED, _GREEN, _CYAN, _BOLD, _DIM, _RESET = "\033[31m", "\033[32m", "\033[36m", "\033[1m", "\033[2m", "\033[0m"
-_CONTROLS = {code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if code not in (9, 10)} | {
-    code: f"\\x{code:02x}" for code in range(128, 160)
-}
-# Invisible or direction-changing: they can make a change look like another one.
-_DECEIVING = {
-    code: f"\\u{code:04x}" for code in (*range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
-}
-_VISIBLE = _CONTROLS | _DECEIVING
+# Controls, formats, line separators, surrogates: invisible, or they make a change look like another one.
+_DECEIVING = frozenset(("Cc", "Cf", "Zl", "Zp", "Cs"))
+
+
+class _Visible(dict[int, str | int]):
+    """For `str.translate`: what may be shown as it is, and what stands for the rest; learned character by character."""
+
+    def __missing__(self, code: int) -> str | int:
+        import unicodedata  # not needed where all is ASCII text
+
+        shown: str | int = code
+        if unicodedata.category(chr(code)) in _DECEIVING:
+            shown = f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+        self[code] = shown
+        return shown
+
+
+_ASCII = {code: f"^{chr(code ^ 64)}" for code in (*range(32), 127)} | {code: code for code in (9, 10, *range(32, 127))}
+_VISIBLE = _Visible(_ASCII)
 
 
 def colours(stream: object = None) -> bool:
@@ -29,12 +46,24 @@ def colours(stream: object = None) -> bool:
 
 def visible(data: bytes) -> str:
     """Text for a terminal: undecodable bytes replaced, control and deceiving characters made visible."""
-    return data.decode(errors="replace").translate(_VISIBLE)
+    return _visible(data.decode(errors="replace"))
+
+
+def _visible(text: str) -> str:
+    return text.translate(_VISIBLE)
+
+
+def path(name: bytes) -> str:
+    """A path for people, on one line whatever is in it; the root is a dot."""
+    from workbench.vfs import paths
+
+    return paths.display(name) or "."
 
 
 def say(sentence: str) -> None:
-    """One line of talk on stderr."""
-    print(f"workbench: {sentence}", file=sys.stderr, flush=True)
+    """One line of talk on stderr, unless nobody reads that any more."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"workbench: {_visible(sentence)}", file=sys.stderr, flush=True)
 
 
 def error(error: WorkbenchError, *, as_json: bool) -> None:
@@ -43,15 +72,23 @@ def error(error: WorkbenchError, *, as_json: bool) -> None:
         from workbench.protocol.reports import ErrorReport
 
         fields = {"code": error.code, "message": error.message, "hint": error.hint}
-        print(ErrorReport(error=fields).model_dump_json())
+        write_json(ErrorReport(error=fields))
         return
     bold, reset = (_BOLD, _RESET) if colours(sys.stderr) else ("", "")
-    print(f"workbench: {bold}{error.message}{reset} [{error.code}]", file=sys.stderr)
+    print(f"workbench: {bold}{_visible(error.message)}{reset} [{error.code}]", file=sys.stderr)
     if isinstance(error, ConflictError):
-        for path in error.paths:
-            print(f"  {visible(path)}", file=sys.stderr)
+        for conflicting in error.paths:
+            print(f"  {path(conflicting)}", file=sys.stderr)
     if error.hint:
-        print(f"  {error.hint}", file=sys.stderr)
+        print(f"  {_visible(error.hint)}", file=sys.stderr)
+
+
+def write_json(report: Frozen) -> None:
+    """A report on stdout; on a terminal, or one that isn't UTF-8, what isn't ASCII is escaped."""
+    text = report.model_dump_json()
+    if sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
+        text = json.dumps(json.loads(text), separators=(",", ":"))
+    print(text)
 
 
 def write_patch(lines: Iterable[bytes]) -> None:

@@ -7,12 +7,17 @@ left to the full one.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from workbench import warm
+
+if TYPE_CHECKING:
+    from workbench.review.changeset import ChangeSet
 
 _VALUES = {"-w": "workspace", "--workspace": "workspace", "--session": "session"}
 _FLAGS = {"-q": ("quiet", True), "--quiet": ("quiet", True), "-t": ("tty", True), "-T": ("tty", False)}
@@ -82,20 +87,23 @@ async def _run(wanted: _Wanted, overlay: str, root: bytes) -> int | None:
         command = job.command(wanted.argv, with_tty=job.wants_tty(wanted.tty))
         command = job.located(command, (await client.hello()).mounts[0].target, root, os.getcwdb())
         result = await job.run(client, command, as_json=False)
-    changes = warm.counted(overlay)[1]
-    if changes is None:
+
+    async def look() -> ChangeSet:
         from workbench.workspace import Workspace
 
         async with Workspace.open(root, session=wanted.session) as workspace:
-            changes = await job.count(workspace)
+            return await workspace.changes(may_stop=False)
+
+    changes = await job.count(look, overlay)
     job.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
     return job.exit_code(result)
 
 
-def open_closed_streams() -> None:
-    """Where this process was started with a standard stream closed, make that the null device.
+def prepare_streams() -> None:
+    """Make the three standard streams such that writing to them never fails for want of one.
 
-    Else the next file that is opened would take its place, and be written to or read in its stead.
+    Where this process was started with one closed, it becomes the null device: else the next file that is opened would
+    take its place. What a stream's encoding has no character for is escaped.
     """
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -104,17 +112,20 @@ def open_closed_streams() -> None:
                 os.dup2(opened, fd)
                 os.close(opened)
             setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  it's there to the end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def main() -> None:
     """The entry point of the `workbench` command."""
-    open_closed_streams()
+    prepare_streams()
     try:
         code = run(sys.argv[1:])
         if code is None:
             from workbench.cli.app import app
 
-            app()
+            app(prog_name="workbench")
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     sys.exit(code)

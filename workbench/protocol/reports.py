@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+
 from workbench.protocol.records import Frozen
 
 

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import stat as stat_module
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from workbench.checkpoints.manifest import Base, Certainty, Manifest
@@ -69,7 +69,8 @@ class Examination:
 
     `conflicts` are paths that changed, `missing` ones that a selection would have to take along, `satisfied` steps
     that are already as they would be. `bases` is what stands at the others, with its content's id where the change
-    set has one; `directories` are the inodes of the directories above.
+    set has one; `directories` are the inodes of the directories above, `linked` the files that have other names as
+    well and of which the mode alone changes.
     """
 
     steps: dict[bytes, Step]
@@ -78,6 +79,7 @@ class Examination:
     satisfied: set[bytes] = field(default_factory=set)
     bases: dict[bytes, Base] = field(default_factory=dict)
     directories: dict[bytes, int] = field(default_factory=dict)
+    linked: set[bytes] = field(default_factory=set)
 
 
 def look(root: LocalStorage, path: bytes) -> Found | None:
@@ -193,11 +195,13 @@ def _was_restored(found: Found, was_ns: int, is_ns: int, restored: Restored) -> 
     return bool(found.handle) and was_ns in known and is_ns in known
 
 
-def tree_holds(root: LocalStorage, at: bytes, bases: Iterable[Base], *, moved: bool = False) -> bool:
+def tree_holds(
+    root: LocalStorage, at: bytes, bases: Iterable[Base], *, moved: bool = False, renamed: Collection[int] = ()
+) -> bool:
     """Whether the entry at `at` and everything below it is as `bases` say: nothing more, nothing less.
 
     The first of `bases` is the entry's own, the others lie below it; their paths are where they all once were. `moved`
-    says that the entry itself was renamed since. Raises OSError.
+    says that the entry itself was renamed since, and so were the inodes `renamed`, under other names. Raises OSError.
     """
     bases = tuple(bases)
     top = bases[0].path
@@ -211,7 +215,10 @@ def tree_holds(root: LocalStorage, at: bytes, bases: Iterable[Base], *, moved: b
     def here(path: bytes) -> bytes:
         return at + path[len(top) :]
 
-    if not all(holds(root, here(base.path), base, moved=moved and base.path == top) for base in bases):
+    def was_moved(base: Base) -> bool:
+        return moved and (base.path == top or base.inode in renamed)
+
+    if not all(holds(root, here(base.path), base, moved=was_moved(base)) for base in bases):
         return False
     return all(_names(root, here(path)) == names for path, names in expected.items())
 
@@ -230,6 +237,18 @@ def reaches(root: LocalStorage, path: bytes, old: State | None, new: State | Non
     if new.kind is Kind.FILE and (stat.mode != new.mode or stat.size != new.size):
         return False
     return bool(new.blob) and content_id(root, path, found, like=new.blob) == new.blob
+
+
+def is_mode_alone(old: State | None, new: State | None) -> bool:
+    """Whether a step changes nothing but permission bits."""
+    if old is None or new is None or old.kind is not new.kind or old.kind is Kind.SYMLINK:
+        return False
+    return old.kind is Kind.DIR or (bool(old.blob) and old.blob == new.blob)
+
+
+def _has_other_names(root: LocalStorage, path: bytes) -> bool:
+    found = look(root, path)
+    return found is not None and found.stat.nlink > 1
 
 
 def steps_of(changes: Iterable[Change]) -> dict[bytes, Step]:
@@ -302,6 +321,8 @@ def examine(
                 examination.conflicts.add(path)
                 continue
         examination.bases[path] = base
+        if base.kind is Kind.FILE and is_mode_alone(old, new) and _has_other_names(root, path):
+            examination.linked.add(path)
         if base.kind is Kind.DIR and (new is None or new.kind is not Kind.DIR):
             _examine_listing(root, path, recorded.get(path, set()), examination)
     return examination

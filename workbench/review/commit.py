@@ -1,7 +1,7 @@
 """The commit: the only way by which anything reaches the real workspace, all of it or none of it.
 
-What is replaced breaks its hard links: the other names keep the old content. A change of mode alone is made on the
-inode and shows at all of its names. A directory's own times are the workspace's, never the agent's.
+What is replaced breaks its hard links: the other names, in the workspace or outside it, keep the old content and mode.
+A directory's own times are the workspace's, never the agent's.
 """
 
 from __future__ import annotations

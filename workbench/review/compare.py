@@ -85,6 +85,7 @@ class _Comparison:
         self._root_mode = root_mode
         self._rules = IgnoreRules(lower)
         self._mounts = frozenset(lower.mount_points())
+        self._uid = os.geteuid()
         self._children: dict[bytes, dict[bytes, Entry]] = {}
         for path, entry in manifest.entries.items():
             if path:
@@ -149,9 +150,11 @@ class _Comparison:
             reason = self._reason_to_leave(path, name, entry.kind, old, rules)
             if reason is None and entry.omitted:
                 reason = Left.OMITTED
+            is_copied_up = old is not None and old.kind is Kind.DIR and entry.kind is Kind.DIR
+            if reason is None and self._is_closed(entry) and not is_copied_up:
+                reason = Left.UNREADABLE
             if reason is not None:
-                copied_up = old is not None and old.kind is Kind.DIR and entry.kind is Kind.DIR
-                self._leave(path, reason, emptied=not copied_up or hidden or entry.opaque)
+                self._leave(path, reason, emptied=not is_copied_up or hidden or entry.opaque)
             elif entry.kind is Kind.DIR:
                 self._compare_directory(path, entry, old)
                 self._directories.append((path, hidden or entry.opaque, old is not None and old.kind is Kind.DIR))
@@ -225,6 +228,9 @@ class _Comparison:
         """Compare a file of equal content, or a directory: setuid and setgid bits may go, and never come."""
         if entry.mode == old.mode:
             return
+        if self._is_closed(entry):
+            self.left[path] = LeftPath(path, Left.UNREADABLE)
+            return
         kept, dropped = entry.mode & old.mode & _SETID, entry.mode & ~old.mode & _SETID
         if entry.mode & ~dropped == old.mode:
             self.left[path] = LeftPath(path, Left.SETID)
@@ -234,6 +240,11 @@ class _Comparison:
         before = State(entry.kind, old.mode, 0 if entry.kind is Kind.DIR else old.size, blob)
         after = replace(before, mode=(entry.mode & _LANDING) | kept)
         self._change(path, ChangeKind.MODE, before, after, drops_setid=bool(dropped))
+
+    def _is_closed(self, entry: Entry) -> bool:
+        """Whether a mode keeps even us from reading a path: once landed, nothing could be compared there any more."""
+        needed = {Kind.FILE: 0o400, Kind.DIR: 0o500}.get(entry.kind, 0)
+        return self._uid != 0 and entry.mode & needed != needed
 
     def _old_state(self, path: bytes, old: Stat | None) -> State | None:
         if old is None:
@@ -271,6 +282,9 @@ class _Comparison:
                     names = self._lower.list(path)
                     if is_repository({folded(name) for name in names}):
                         reason = Left.REPOSITORY
+                elif reason is None and old.kind is Kind.FILE and self._uid not in (0, old.uid):
+                    # What can't be read can't be looked at before it goes, nor brought back.
+                    os.close(self._lower.open_file(path))
             except PermissionError:
                 reason = Left.UNREADABLE
             except (FileNotFoundError, NotADirectoryError):

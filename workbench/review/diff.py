@@ -60,7 +60,7 @@ def hunks_of(change: Change, lower: Storage, store: Contents) -> tuple[Hunk, ...
 
 
 def is_binary(change: Change, lower: Storage, store: Contents) -> bool:
-    """Whether a change is shown without its lines: a NUL in the first 8,000 bytes of either side, or too long a file.
+    """Whether a change is shown without its lines: a NUL in the first 8,000 bytes of either side, too long, or unreadable.
 
     Raises as `unified`.
     """
@@ -124,9 +124,13 @@ class _Side:
             return 0o120000
         return 0o100755 if self.state.mode & 0o100 else 0o100644
 
-    def beginning(self) -> bytes:
-        with self.open() as file:
-            return file.read(_BINARY_PROBE)
+    def beginning(self) -> bytes | None:
+        """Its first bytes, None where it can't be read: somebody else's in the real workspace."""
+        try:
+            with self.open() as file:
+                return file.read(_BINARY_PROBE)
+        except PermissionError:
+            return None
 
     def content(self) -> bytes:
         return b"".join(self.chunks())
@@ -174,7 +178,15 @@ class _Diff:
 
     def is_binary(self) -> bool:
         sides = [side for side in (self.old, self.new) if side is not None]
-        return any(side.state.size > _TEXT_LIMIT or b"\0" in side.beginning() for side in sides)
+        for side in sides:
+            beginning = side.beginning()
+            if side.state.size > _TEXT_LIMIT or beginning is None or b"\0" in beginning:
+                return True
+        return False
+
+    def is_closed(self) -> bool:
+        """Whether a side can't be read, so that nothing can be told but that it differs."""
+        return any(side is not None and side.beginning() is None for side in (self.old, self.new))
 
     def texts(self) -> tuple[bytes, bytes]:
         """Both contents; two empty ones where they're equal or not text."""
@@ -195,8 +207,10 @@ class _Diff:
         if self.is_equal:
             return
         is_binary = self.is_binary()
-        yield self._index_line(full=is_binary and binary)
-        if is_binary and binary:
+        is_closed = is_binary and self.is_closed()
+        if not is_closed:
+            yield self._index_line(full=is_binary and binary)
+        if is_binary and binary and not is_closed:
             yield from self._binary_patch()
         elif is_binary:
             names = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from workbench.checkpoints.manifest import Base, Certainty
 from workbench.errors import CommitError, OptionsError
-from workbench.review.bases import Examination, Step
+from workbench.review.bases import Examination, Step, is_mode_alone
 from workbench.review.changeset import State
 from workbench.review.journal import Action, Operation
 from workbench.review.names import is_git
@@ -86,7 +86,7 @@ def operations_of(examination: Examination) -> tuple[Operation, ...]:
         above = _nearest(tops, path)
         if above is not None:
             _join(above, path, base, old, new)
-        elif old is not None and new is not None and _is_mode_alone(old, new):
+        elif new is not None and is_mode_alone(old, new) and path not in examination.linked:
             modes.append(_Top(Action.MODE, path, [base], [], base.mode, new.mode))
         else:
             action = Action.CREATE if old is None else Action.DELETE if new is None else Action.REPLACE
@@ -116,12 +116,6 @@ def _join(top: _Top, path: bytes, base: Base, old: State | None, new: State | No
         top.old.append(base)
     if new is not None:
         top.new.append((path, new))
-
-
-def _is_mode_alone(old: State, new: State) -> bool:
-    if old.kind is not new.kind or old.kind is Kind.SYMLINK:
-        return False
-    return old.kind is Kind.DIR or (bool(old.blob) and old.blob == new.blob)
 
 
 def _made_movable(step: _Top) -> list[_Top]:

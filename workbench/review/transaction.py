@@ -45,6 +45,11 @@ class Transaction:
     weak: bool = False
     _parents: dict[bytes, LocalStorage] = field(default_factory=dict)
     """Directories that this process applied something in: found again even where a person has moved them since."""
+    _renamed: frozenset[int] = field(init=False)
+    """The inodes that are taken out: a rename sets the ctime, which shows at all the other names of a hard link."""
+
+    def __post_init__(self) -> None:
+        self._renamed = frozenset(operation.old[0].inode for operation in self.intent.operations if operation.old)
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +106,7 @@ class Transaction:
 
     def holds_old(self, operation: Operation, place: bytes) -> bool:
         """Whether what came out is what the overlay departed from: nothing more, nothing less. Raises OSError."""
-        return tree_holds(self._staged, place, operation.old, moved=True)
+        return tree_holds(self._staged, place, operation.old, moved=True, renamed=self._renamed)
 
     def _holds_new(self, operation: Operation, storage: LocalStorage, place: bytes) -> bool:
         return tree_holds(storage, place, self.standing[operation.number], moved=True)

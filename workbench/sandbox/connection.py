@@ -111,8 +111,8 @@ class Job:
         """Wait until it and everything that it started has ended, feeding it `stdin` meanwhile.
 
         With an `output_limit` the result has what was kept of the output; the callbacks get that, too. A generator given
-        as `stdin` is closed in the end. Cancelling ends the command and waits until it's gone. Raises CommandError where it never ran, SandboxError (sandbox_lost), and
-        what `stdin` or a callback raises, once the command was ended.
+        as `stdin` is closed in the end. Cancelling ends the command and waits until it's gone. Raises CommandError where
+        it never ran, SandboxError (sandbox_lost), and what `stdin` or a callback raises, once the command was ended.
         """
         connection, exchange = self._connection, self._exchange
         kept = (bytearray(), bytearray())

@@ -184,7 +184,14 @@ class Keeper:
     @contextlib.asynccontextmanager
     async def _watching(self) -> AsyncIterator[None]:
         """Have the real directory watched for as long as it is mounted."""
-        command = [sys.executable, "-P", "-m", "workbench.sandbox.watch", self._spec.mounts[0].lower, self._overlay.path]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "workbench.sandbox.watch",
+            self._spec.mounts[0].lower,
+            self._overlay.path,
+        ]
         watcher = await anyio.open_process(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None)
         try:
             yield

@@ -75,8 +75,8 @@ class Overlay:
         """As `list`, with the kind of each entry."""
         return self._visible(path, self._merge(path)[1], self._is_hidden(path))
 
-    def open(self, path: bytes) -> BinaryIO:
-        """A regular file, for reading. Never blocks.
+    def open(self, path: bytes, mode: str = "rb") -> BinaryIO:
+        """A regular file; `mode` is rb, r+b, wb, w+b, ab, a+b, xb or x+b. Never blocks.
 
         Raises as `stat`, IsADirectoryError, and OSError: ELOOP on a symlink, EINVAL on a FIFO, a socket or a device.
         """
@@ -125,6 +125,93 @@ class Overlay:
             directories = [name for name, kind in entries if kind is Kind.DIR]
             yield here, directories, [name for name, kind in entries if kind is not Kind.DIR]
             waiting.extend((_child(here, name), found) for name in reversed(directories))
+
+    # Writing. Signatures first; the bodies follow.
+
+    def read_bytes(self, path: bytes) -> bytes:
+        """A regular file's content. Raises as `open`."""
+        with self.open(path) as file:
+            return file.read()
+
+    def write_bytes(self, path: bytes, data: bytes) -> None:
+        """Put a file's whole content in place at once."""
+        raise NotImplementedError
+
+    def create(self, path: bytes, mode: int = 0o666, *, exclusive: bool = True) -> None:
+        """Make an empty file."""
+        raise NotImplementedError
+
+    def truncate(self, path: bytes, size: int) -> None:
+        """Cut or extend a file."""
+        raise NotImplementedError
+
+    def mkdir(self, path: bytes, mode: int = 0o777) -> None:
+        """Make a directory."""
+        raise NotImplementedError
+
+    def makedirs(self, path: bytes, mode: int = 0o777, *, exist_ok: bool = False) -> None:
+        """Make a directory and those above it."""
+        raise NotImplementedError
+
+    def rmdir(self, path: bytes) -> None:
+        """Remove an empty directory."""
+        raise NotImplementedError
+
+    def unlink(self, path: bytes) -> None:
+        """Remove anything but a directory."""
+        raise NotImplementedError
+
+    def remove_tree(self, path: bytes) -> None:
+        """Remove a directory with all that is in it, or any other entry."""
+        raise NotImplementedError
+
+    def rename(self, src: bytes, dst: bytes, *, replace: bool = True) -> None:
+        """Move an entry."""
+        raise NotImplementedError
+
+    def copy(self, src: bytes, dst: bytes, *, replace: bool = True) -> None:
+        """Copy a file or a tree."""
+        raise NotImplementedError
+
+    def symlink(self, target: bytes, path: bytes) -> None:
+        """Make a symlink at `path`."""
+        raise NotImplementedError
+
+    def link(self, src: bytes, dst: bytes) -> None:
+        """Make `dst` another name of `src`."""
+        raise NotImplementedError
+
+    def chmod(self, path: bytes, mode: int) -> None:
+        """Set permission bits."""
+        raise NotImplementedError
+
+    def utime(self, path: bytes, mtime_ns: int | None = None, *, atime_ns: int | None = None) -> None:
+        """Set times; None is now."""
+        raise NotImplementedError
+
+    def getxattr(self, path: bytes, name: bytes) -> bytes:
+        """One extended attribute; OSError(ENODATA) where there is none."""
+        raise NotImplementedError
+
+    def setxattr(self, path: bytes, name: bytes, value: bytes) -> None:
+        """Set an extended attribute."""
+        raise NotImplementedError
+
+    def listxattr(self, path: bytes) -> builtins.list[bytes]:
+        """The names of extended attributes, sorted."""
+        raise NotImplementedError
+
+    def removexattr(self, path: bytes, name: bytes) -> None:
+        """Remove an extended attribute."""
+        raise NotImplementedError
+
+    def glob(self, pattern: bytes) -> builtins.list[bytes]:
+        """The paths that fit a pattern, sorted bytewise."""
+        raise NotImplementedError
+
+    def find(self, path: bytes = b"", *, kind: Kind | None = None) -> Iterator[bytes]:
+        """Every path below `path`, parents first, of one kind where that's given."""
+        raise NotImplementedError
 
     def _merge(self, path: bytes, above: _Upper | None = None) -> tuple[_Upper, dict[bytes, Kind]]:
         """What the upper says of a directory, and all raw names in it; `above` is what it says of the parent."""

@@ -102,8 +102,10 @@ def open_below(root_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
     where the last component is one (and `flags` lack O_PATH), EXDEV at or below a mount point.
     """
     names = parts(path)
+    if not names:
+        return _open_again(root_fd, flags)
     here = root_fd
-    pieces = list(_pieces(names)) if names else [b"."]
+    pieces = list(_pieces(names))
     try:
         for position, piece in enumerate(pieces, start=1):
             last = position == len(pieces)
@@ -120,6 +122,19 @@ def open_below(root_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
             os.close(here)
         raise
     return here
+
+
+def _open_again(fd: int, flags: int) -> int:
+    try:
+        return syscalls.openat2(fd, b".", flags)
+    except OSError as failure:
+        if failure.errno != errno.EACCES:
+            raise error(failure.errno or errno.EIO, b"") from failure
+    # Even "." can't be looked up in a directory that may not be entered; its own descriptor leads to it all the same.
+    try:
+        return os.open(b"/proc/self/fd/%d" % fd, (flags | os.O_CLOEXEC) & ~os.O_NOFOLLOW)
+    except OSError as failure:
+        raise error(failure.errno or errno.EIO, b"") from failure
 
 
 def _open_piece(dir_fd: int, piece: bytes, flags: int, mode: int) -> int:

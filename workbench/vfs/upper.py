@@ -64,6 +64,13 @@ class LocalUpper(LocalStorage):
         """As `Attributes.origin`, of a descriptor. Raises OSError, OverlayError (layer_unsupported)."""
         return _origin(_get(fd, _ORIGIN) or b"")
 
+    def is_copied_up(self, fd: int) -> bool:
+        """Whether the kernel's mark says that an entry was copied up; a symlink, and a lower hard link, gets none.
+
+        Raises OSError.
+        """
+        return _ORIGIN in _names(fd)
+
     def check_entry(self, fd: int) -> None:
         """Refuse what we can't read as the kernel would.
 
