@@ -15,7 +15,8 @@ from tests.trees import Node
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.review.changeset import ChangeSet
-from workbench.sandbox.client import KeeperClient, KeeperInfo
+from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.facts import KeeperInfo
 from workbench.workspace import Discarded, Landed, Workspace, WorkspaceStatus
 
 T = TypeVar("T")

@@ -26,6 +26,7 @@ from workbench.review.commit import commit
 from workbench.review.compare import change_set
 from workbench.review.journal import restored
 from workbench.review.landed import Committed, unsettled
+from workbench.review.landed import find as find_landed
 from workbench.review.recovery import pending, recover
 from workbench.review.remaining import remaining
 from workbench.review.shown import ShownDigests
@@ -67,11 +68,15 @@ class WorkspaceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A commit that landed: what it was, what stayed in the overlay, how many processes it ended."""
+    """A commit that landed: what it was, what stayed in the overlay, how many processes it ended.
+
+    `already` says that it had landed before, and nothing was done now.
+    """
 
     committed: Committed
     left: ChangeSet
     ended_processes: int
+    already: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,10 +377,16 @@ class Workspace:
     async def commit(self, digest: str, *, allow_risky: bool = False, force: bool = False) -> Landed:
         """Land exactly the change set that was shown under `digest`, all of it or nothing; what came later stays.
 
-        Ends the sandbox first; `force` also where a shell is attached. Raises CommitError (digest_unknown,
+        What landed under that digest before is left as it is. Ends the sandbox first; `force` also where a shell is
+        attached. Raises CommitError (digest_unknown,
         digest_changed, risky_paths, not_landable, commit_failed), ConflictError, SandboxError (sandbox_busy).
         """
-        shown = self.shown.find(digest)
+        try:
+            shown = self.shown.find(digest)
+        except CommitError:
+            if (landed := find_landed(self._directory.commits, self.session, digest)) is None:
+                raise
+            return Landed(landed, await self.changes(), 0, already=True)
         ended = await self.stop(force=force, reason="commit")
         async with self._offline(timeout=_LOCK_TIMEOUT_S):
             await to_thread.run_sync(self._complete_overlay)

@@ -66,14 +66,19 @@ class Prompt(Cli):
 
     def leftovers(self) -> Sequence[str]:
         """The containers and volumes that belong to the state directory."""
-        if not (self.state / "id").exists():
-            return []
-        label = f"label=workbench.state={(self.state / 'id').read_text().strip()}"
-        found: list[str] = []
-        for command in (["ps", "-aq"], ["volume", "ls", "-q"]):
-            listed = subprocess.run(["docker", *command, "--filter", label], capture_output=True, text=True, check=True)
-            found += listed.stdout.split()
-        return found
+        return leftovers(self.state)
+
+
+def leftovers(state: Path) -> list[str]:
+    """The containers and volumes of a state directory."""
+    if not (state / "id").exists():
+        return []
+    label = f"label=workbench.state={(state / 'id').read_text().strip()}"
+    found: list[str] = []
+    for command in (["ps", "-aq"], ["volume", "ls", "-q"]):
+        listed = subprocess.run(["docker", *command, "--filter", label], capture_output=True, text=True, check=True)
+        found += listed.stdout.split()
+    return found
 
 
 @pytest.fixture(scope="module")

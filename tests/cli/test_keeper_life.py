@@ -16,7 +16,8 @@ from tests.cli.conftest import Prompt
 from tests.trees import snapshot
 from tests.waiting import wait_until
 from workbench.mounting import SandboxOptions
-from workbench.sandbox.client import KeeperClient, KeeperInfo
+from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.facts import KeeperInfo
 from workbench.workspace import Workspace
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Prompt
+from tests.cli.conftest import Prompt, leftovers
 from tests.conftest import git_in
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.trees import make_tree, snapshot
@@ -65,6 +65,7 @@ def user(engine: None, team: str) -> Iterator[OrdinaryUser]:
         _give(repo, made.uid, made.gid)
         yield made
         made.workbench("stop", "-w", str(repo))
+        assert leftovers(made.directory / ".local" / "state" / "workbench") == []
 
 
 @pytest.fixture

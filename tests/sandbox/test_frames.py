@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from workbench.errors import CommandError, OptionsError, SandboxError
 from workbench.protocol.commands import Command
-from workbench.sandbox import frames
+from workbench.sandbox import facts, frames
 from workbench.sandbox.connection import Exchange, SupervisorConnection
 
 RESULT = {"exit_code": 0, "signal": "", "timed_out": False, "duration_ms": 1, "omitted": [0, 0], "stopped": 0}
@@ -156,9 +156,9 @@ def test_an_answer_of_any_shape_is_an_answer_or_a_loss(payload: bytes) -> None:
     readers = (
         lambda: frames.command_result(frames.parse(payload), b"", b""),
         lambda: frames.failure(payload),
-        lambda: frames.Hello.of(frames.parse(payload)),
-        lambda: frames.FileFacts.of(frames.parse(payload)),
-        lambda: frames.Counters.of(frames.parse(payload)),
+        lambda: facts.Hello.of(frames.parse(payload)),
+        lambda: facts.FileFacts.of(frames.parse(payload)),
+        lambda: facts.Counters.of(frames.parse(payload)),
     )
     for read in readers:
         try:

@@ -69,7 +69,8 @@ async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, s
     if context.quiet:
         return
     changes = sum(not change.implied for change in landed.committed.changes)
-    output.say(f"landed {output.count(changes, 'change')} as commit {landed.committed.commit_id}")
+    words = "had landed before" if landed.already else "landed"
+    output.say(f"{output.count(changes, 'change')} {words} as commit {landed.committed.commit_id}")
     if landed.committed.weak:
         output.say(
             "this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed"

@@ -25,7 +25,7 @@ _CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL
 """How opening fails where something else has taken an entry's place since it was looked at."""
 
 Restored = Mapping[bytes, frozenset[int]]
-"""By file handle, the ctimes (ns) that an undone commit gave a file that it put back unchanged."""
+"""By file handle, the ctimes (ns) that renames of ours gave to a file: put back by an undone commit, or to another name."""
 
 Step = tuple[State | None, State | None]
 """What stands at a path before and after, None where nothing does."""

@@ -5,7 +5,7 @@ In `commits/`:
 ```
 .pending -> <commit-id>    the one commit on its way, if any; made first, removed last
 .unsettled/<commit-id>     landed, and its overlay doesn't know yet
-.restored                  what undone commits put back (`bases.Restored`), lines like the journal's
+.restored                  the ctimes of files that our renames alone touched (`bases.Restored`), lines like the journal's
 <commit-id>/
   journal                  the records below
   old/<number>             pre-images: what operation <number> replaced or deleted, a file, symlink or whole directory
@@ -241,7 +241,7 @@ def clear_pending(commits_dir: str) -> None:
 
 
 def restored(commits_dir: str) -> Restored:
-    """What undone commits put back unchanged, with other ctimes (`bases.Restored`). Raises OSError."""
+    """The ctimes that our own renames gave to files (`bases.Restored`). Raises OSError."""
     try:
         fd = os.open(os.path.join(commits_dir, _RESTORED), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -258,7 +258,7 @@ def restored(commits_dir: str) -> Restored:
 
 
 def add_restored(commits_dir: str, entries: Iterable[tuple[bytes, int, int]]) -> None:
-    """Note files that an undone commit put back: (handle, ctime before, ctime now) each. Raises OSError."""
+    """Note files that were only renamed, or another name of theirs: (handle, ctime before, ctime now). Raises OSError."""
     lines = [_line({"handle": handle.hex(), "ctimes": [was, now]}) for handle, was, now in entries if handle]
     if not lines:
         return

@@ -139,6 +139,16 @@ def load(commits_dir: str, commit_id: str) -> Committed:
         ) from error
 
 
+def find(commits_dir: str, session: str, digest: str) -> Committed | None:
+    """The newest commit of a session that landed under a digest. Raises OSError, StateError (state_corrupt)."""
+    for name in sorted(os.listdir(commits_dir), reverse=True) if os.path.isdir(commits_dir) else ():
+        if not name.startswith(".") and os.path.exists(os.path.join(commits_dir, name, _LANDED)):
+            committed = load(commits_dir, name)
+            if (committed.session, committed.digest) == (session, digest):
+                return committed
+    return None
+
+
 def text(path: bytes) -> str:
     """A path as a JSON string: bytes that aren't UTF-8 are lone surrogates."""
     return path.decode("utf-8", "surrogateescape")

@@ -364,7 +364,18 @@ class Transaction:
                     remove_tree(self._staged, place)
                 else:
                     self._keep(operation, place)
+            self._note_linked(directory)
         sync_directory(old)
+
+    def _note_linked(self, old: LocalStorage) -> None:
+        """Note what the renames did to the ctimes of files that have other names, which may still be in the workspace."""
+        moved = [(operation, look(old, operation.slot)) for operation in self.intent.operations if operation.old]
+        linked = [
+            (found.handle, operation.old[0].ctime_ns, found.stat.ctime_ns)
+            for operation, found in moved
+            if found is not None and found.stat.kind is Kind.FILE and found.stat.nlink > 1
+        ]
+        add_restored(self.journal.commits_dir, linked)
 
     def _committed(self) -> Committed:
         steps = steps_of(self.intent.changes)

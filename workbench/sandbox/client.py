@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,8 +22,10 @@ from workbench.errors import OverlayError, SandboxError
 from workbench.sandbox import frames, runtime
 from workbench.sandbox.connection import SupervisorConnection
 
+# What is only needed now and then is imported then: it would cost every command.
 if TYPE_CHECKING:
     from workbench.sandbox.backend import SandboxSpec
+    from workbench.sandbox.facts import KeeperInfo, RunningJob
     from workbench.vfs.session import OverlayDirectory, OverlayLock
 
 Report = Callable[[str], None]
@@ -37,33 +39,6 @@ _POLL_SECONDS = 0.02
 _LOG_LIMIT = 1 << 20
 _LOG_SHOWN = 2000
 _CREDENTIALS = struct.Struct("3i")
-
-
-@dataclass(frozen=True, slots=True)
-class RunningJob:
-    """A command that runs, or that a stop ended; `client` is the process that asked for it, 0 if that is gone."""
-
-    argv: tuple[str, ...]
-    tty: bool
-    client: int
-    running_ms: int
-    ended_by: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class KeeperInfo:
-    """What a keeper says of its sandbox; `name` is that of the mount in overlay.json, `jobs` counts `running`."""
-
-    protocol: int
-    pid: int
-    backend: str
-    name: str
-    image: str
-    targets: tuple[str, ...]
-    uptime_ms: int
-    clients: int
-    jobs: int
-    running: tuple[RunningJob, ...]
 
 
 class KeeperClient(SupervisorConnection):
@@ -140,21 +115,9 @@ class KeeperClient(SupervisorConnection):
 
     async def info(self) -> KeeperInfo:
         """What there is and what runs. Raises SandboxError (sandbox_lost)."""
-        content = await self._finish(await self._ask(frames.INFO))
-        running = tuple(_job(job) for job in frames.objects(content, "jobs", 1 << 16))
-        targets = content.get("targets")
-        return KeeperInfo(
-            protocol=frames.number(content, "protocol"),
-            pid=frames.number(content, "pid"),
-            backend=frames.text(content, "backend"),
-            name=frames.text(content, "name"),
-            image=frames.text(content, "image"),
-            targets=tuple(map(str, targets)) if isinstance(targets, list) else (),
-            uptime_ms=frames.number(content, "uptime_ms"),
-            clients=frames.number(content, "clients"),
-            jobs=len(running),
-            running=running,
-        )
+        from workbench.sandbox.facts import KeeperInfo
+
+        return KeeperInfo.of(await self._finish(await self._ask(frames.INFO)))
 
     async def stop(self, *, force: bool = False, reason: str = "stop") -> tuple[RunningJob, ...]:
         """End every command (their results say `ended_by` `reason`) and the sandbox; returns which were ended.
@@ -166,8 +129,10 @@ class KeeperClient(SupervisorConnection):
         return await self._stop({"force": force, "reason": reason})
 
     async def _stop(self, content: frames.Json) -> tuple[RunningJob, ...]:
+        from workbench.sandbox.facts import RunningJob
+
         answer = await self._finish(await self._ask_json(frames.STOP, content))
-        return tuple(_job(job) for job in frames.objects(answer, "ended", 1 << 16))
+        return tuple(RunningJob.of(job) for job in frames.objects(answer, "ended", 1 << 16))
 
     async def _greet(self) -> KeeperClient | None:
         peer = self._stream.extra(SocketAttribute.raw_socket)
@@ -197,19 +162,8 @@ class KeeperClient(SupervisorConnection):
     def _greeted(self, content: frames.Json) -> None:
         if content.get("protocol") == PROTOCOL:
             supervisor = content.get("supervisor")
-            self._hello = frames.Hello.of(supervisor if isinstance(supervisor, dict) else {})
+            self._hello = supervisor if isinstance(supervisor, dict) else {}
         self._greeting = content
-
-
-def _job(content: frames.Json) -> RunningJob:
-    argv = content.get("argv")
-    return RunningJob(
-        argv=tuple(map(str, argv)) if isinstance(argv, list) else (),
-        tty=frames.flag(content, "tty"),
-        client=frames.number(content, "client"),
-        running_ms=frames.number(content, "running_ms"),
-        ended_by=frames.text(content, "ended_by"),
-    )
 
 
 async def _start_keeper(overlay: OverlayDirectory, spec: SandboxSpec, lock_fd: int, report: Report) -> None:

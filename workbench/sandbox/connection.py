@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from anyio.abc import ByteStream
@@ -19,6 +19,10 @@ from anyio.abc import ByteStream
 from workbench.errors import SandboxError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox import frames
+
+# What is only needed now and then is imported then: it would cost every command.
+if TYPE_CHECKING:
+    from workbench.sandbox.facts import Counters, FileFacts, Hello
 
 OutputCallback = Callable[[bytes], object]
 """Takes output as it comes. It may be a coroutine function; while it isn't done, the command waits."""
@@ -199,7 +203,7 @@ class SupervisorConnection:
         self._decoder = frames.FrameDecoder()
         self._exchanges: dict[int, Exchange] = {}
         self._last = 0
-        self._hello: frames.Hello | None = None
+        self._hello: frames.Json | None = None
         self._error: SandboxError | None = None
         self._reading = False
         self._progress = anyio.Event()
@@ -225,11 +229,12 @@ class SupervisorConnection:
         """Whether nothing can be asked any more."""
         return self._error is not None
 
-    async def hello(self) -> frames.Hello:
+    async def hello(self) -> Hello:
         """What the supervisor said of itself first. Raises SandboxError (sandbox_failed, sandbox_lost)."""
         await self._until(lambda: self._hello is not None)
-        assert self._hello is not None
-        return self._hello
+        from workbench.sandbox.facts import Hello
+
+        return Hello.of(self._hello or {})
 
     # Commands
 
@@ -285,7 +290,7 @@ class SupervisorConnection:
         await self.collect(exchange, take, path)
         return bytes(data)
 
-    async def write_file(self, path: str, data: bytes, *, mount: int = 0, mode: int | None = None) -> frames.FileFacts:
+    async def write_file(self, path: str, data: bytes, *, mount: int = 0, mode: int | None = None) -> FileFacts:
         """Put a file in place, whole or not at all (but not fsynced); its directory has to exist.
 
         `mode` None keeps that of a file that is there. No symlink is followed: one in the file's place is replaced.
@@ -296,21 +301,24 @@ class SupervisorConnection:
         try:
             if await self.send_data(exchange, data):
                 await self.send(frames.encode(frames.DATA, exchange.number))
-            return frames.FileFacts.of(await self._finish(exchange, path))
+            answer = await self._finish(exchange, path)
         except BaseException:
             if not exchange.over and not self.lost:
                 with anyio.move_on_after(_END_SECONDS, shield=True):
                     await self.send(frames.encode_json(frames.KILL, exchange.number, {}))
             raise
+        return _file_facts(answer)
 
-    async def stat(self, path: str, *, mount: int = 0) -> frames.FileFacts:
+    async def stat(self, path: str, *, mount: int = 0) -> FileFacts:
         """An entry's metadata as the sandbox sees it, of a symlink itself. Raises OSError, SandboxError."""
         exchange = await self._ask_json(frames.STAT, {"mount": mount, "path": frames.portable(path)})
-        return frames.FileFacts.of(await self._finish(exchange, path))
+        return _file_facts(await self._finish(exchange, path))
 
-    async def counters(self) -> frames.Counters:
+    async def counters(self) -> Counters:
         """What the kernel counted so far. Raises SandboxError (sandbox_lost)."""
-        return frames.Counters.of(await self._finish(await self._ask(frames.COUNTERS)))
+        from workbench.sandbox.facts import Counters
+
+        return Counters.of(await self._finish(await self._ask(frames.COUNTERS)))
 
     # Exchanges
 
@@ -442,10 +450,10 @@ class SupervisorConnection:
             del self._exchanges[number]
 
     def _greeted(self, content: frames.Json) -> None:
-        hello = frames.Hello.of(content)
-        if hello.protocol != frames.PROTOCOL:
-            raise frames.lost(f"it speaks version {hello.protocol} of the protocol")
-        self._hello = hello
+        version = frames.number(content, "protocol")
+        if version != frames.PROTOCOL:
+            raise frames.lost(f"it speaks version {version} of the protocol")
+        self._hello = content
 
     def _lose(self, error: SandboxError) -> SandboxError:
         if self._error is None:
@@ -453,3 +461,9 @@ class SupervisorConnection:
         progress, self._progress = self._progress, anyio.Event()
         progress.set()
         return self._error
+
+
+def _file_facts(content: frames.Json) -> FileFacts:
+    from workbench.sandbox.facts import FileFacts
+
+    return FileFacts.of(content)

@@ -222,7 +222,7 @@ class Keeper:
                         self._hello = frames.parse(payload)
         if not self._hello:
             raise frames.lost(f"it said nothing for {_HELLO_SECONDS:.0f} seconds")
-        if frames.Hello.of(self._hello).protocol != frames.PROTOCOL:
+        if frames.number(self._hello, "protocol") != frames.PROTOCOL:
             raise frames.lost("its supervisor is of another version")
         assert self._backend is not None
         offset = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
