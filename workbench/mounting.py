@@ -137,7 +137,9 @@ class Mounting:
         spec = await to_thread.run_sync(self._spec, image)
         picked = await pick(preference, spec, self._state.path, report)
         if picked.backend != "docker":
-            report(f"using the {picked.backend} backend: {picked.why}. Compared with docker it has {picked.isolation}")
+            kept = preference != self._options.backend
+            why = "this session used it last (--backend names another one)" if kept else picked.why
+            report(f"using the {picked.backend} backend: {why}. Compared with docker it has {picked.isolation}")
         return replace(spec, backend=picked.backend, image=picked.image)
 
     def _require_files(self) -> None:
@@ -260,12 +262,13 @@ class Mounting:
         offline: bool,
         previous: Manifest | None = None,
         replaces: bool = False,
+        mapped: bool = False,
     ) -> Checkpoint:
         """Keep the upper as a checkpoint.
 
         `offline` says that the caller holds the lock and nothing is mounted; what mounts left to judge by is then done
-        with. Otherwise the sandbox is frozen. `replaces` says that one of this id may be there already. Raises
-        CheckpointError.
+        with. Otherwise the sandbox is frozen. `replaces` says that one of this id may be there already, `mapped` as in
+        `CheckpointStore.take`. Raises CheckpointError.
         """
         record = self._overlay.record()
         with self._overlay.upper() as upper:
@@ -279,6 +282,7 @@ class Mounting:
                 previous=previous,
                 offline=offline,
                 replace=replaces,
+                mapped=mapped,
             )
         if offline and record.mounts:
             self._overlay.save(record.model_copy(update={"mounts": ()}))
@@ -308,14 +312,15 @@ class Mounting:
         if target is not None:
             self.replace_upper(target, "after a crash")
 
-    def empty(self) -> None:
-        """Make the overlay hold nothing. As `replace_upper`."""
+    def empty(self) -> Checkpoint:
+        """Make the overlay hold nothing but what no checkpoint could keep. As `replace_upper`."""
         self.empty_git_overlay()
         with self._overlay.upper() as upper:
             nothing = _nothing(upper)
-        self.replace_upper(nothing, "discarded")
+        rest = self.replace_upper(nothing, "discarded")
         self._overlay.save(self._overlay.record().model_copy(update={"root_mode": None, "git_fingerprint": ""}))
         self._overlay.adopt_root(self._lower)
+        return rest
 
     def without_repositories(self, manifest: Manifest) -> Manifest:
         """What is left of an upper without its part of the real repositories."""
@@ -353,7 +358,10 @@ class Mounting:
         record = self._overlay.record()
         left = [mount for mount in record.mounts if mount.live]
         for mount in left:
-            leftovers.ensure_unmounted(mount)
+            if mount.name:
+                leftovers.ensure_unmounted(mount)
+            else:
+                leftovers.ensure_none_mounted(self._overlay.path, self._state.id)
         if left:
             mounts = tuple(mount.model_copy(update={"live": False}) for mount in record.mounts)
             self._overlay.save(record.model_copy(update={"mounts": mounts}))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.errors import StateError, WorkspaceError
+from workbench.errors import OverlayError, StateError, WorkspaceError
 from workbench.protocol.records import WorkspaceRecord
 from workbench.vfs import paths
 from workbench.vfs.changed_mark import mark_changed
@@ -233,7 +233,13 @@ class WorkspaceDirectory:
         while os.path.lexists(os.path.join(self.root, scratch)):
             number += 1
             scratch = b"_notes-%d" % number
-        return OverlayDirectory.create(path, session=session, scratch=os.fsdecode(scratch))
+        try:
+            return OverlayDirectory.create(path, session=session, scratch=os.fsdecode(scratch))
+        except OverlayError:
+            if not os.path.isdir(os.path.join(path, "upper")):
+                raise
+            # Its record was lost while a sandbox runs over it, which can still be ended.
+            return OverlayDirectory.open(path)
 
     def stands_elsewhere(self, record: WorkspaceRecord) -> bool:
         """Whether this workspace's own path still leads to a directory other than the one of `record`."""

@@ -110,12 +110,14 @@ def counted(overlay_path: str) -> tuple[str, int | None]:
     """
     try:
         now = signature(os.path.join(overlay_path, "upper"))
+    except OSError:
+        # Also where it changes under the look.
+        return "", None
+    try:
         known, _, number = _read(os.path.join(overlay_path, _COUNTED)).partition(" ")
         return now, int(number) if known == now else None
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return now, None
-    except OSError:
-        return "", None
 
 
 def note_counted(overlay_path: str, now: str, changes: int) -> None:
@@ -165,7 +167,8 @@ def _content(path: bytes, tail: int = 0) -> bytes:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="ascii") as stream:
+    # A file that was damaged says something else than was written, and never stops anything.
+    with open(path, encoding="ascii", errors="replace") as stream:
         return stream.read()
 
 

@@ -81,11 +81,15 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """What `Workspace.discard` dropped, and the checkpoint that still holds it."""
+    """What `Workspace.discard` dropped, the checkpoint that still holds it, and what is left of it.
+
+    Left is only what no checkpoint could keep: too big, or not readable.
+    """
 
     changes: int
     checkpoint: str
     ended_processes: int
+    left: ChangeSet
 
 
 def _silent(_: str) -> None:
@@ -278,9 +282,7 @@ class Workspace:
             with overlay.open(path) as stream:
                 return stream.read()
 
-    async def checkpoint(
-        self, message_id: str | None = None, *, label: str = "", may_stop: bool = True
-    ) -> Checkpoint:
+    async def checkpoint(self, message_id: str | None = None, *, label: str = "", may_stop: bool = True) -> Checkpoint:
         """Keep the upper layer as it is at this moment; without a change since the last one, that one.
 
         Where a sandbox runs it is frozen for the while. Where commands closed files to themselves (mode 000), an idle one
@@ -290,15 +292,15 @@ class Workspace:
         message_id = message_id or f"auto-{uuid.uuid4().hex}"
         replaces = False
 
-        def take(offline: bool) -> Checkpoint:
-            return self._mounting.take(message_id, label, offline=offline, replaces=replaces)
+        def take(offline: bool, mapped: bool = False) -> Checkpoint:
+            return self._mounting.take(message_id, label, offline=offline, replaces=replaces, mapped=mapped)
 
         while True:
             client = await KeeperClient.connect(self._overlay.path)
             if client is not None:
                 try:
-                    async with client, client.freeze():
-                        taken = await to_thread.run_sync(take, False)
+                    async with client, client.freeze() as mapped:
+                        taken = await to_thread.run_sync(take, False, mapped)
                         if not may_stop or not _has_closed(taken) or (await client.info()).jobs:
                             return taken
                 except SandboxError as error:
@@ -410,7 +412,7 @@ class Workspace:
             )
         if changes.risky and not allow_risky:
             raise CommitError(
-                f"{_count(len(changes.risky), 'path')} would make a host run code: "
+                f"{_count(len(changes.risky), 'path')} would make a host run code or lead out of the workspace: "
                 + ", ".join(paths.display(change.path) for change in changes.risky[:5]),
                 code="risky_paths",
                 hint="Look at them in `workbench diff`, then say `--allow-risky`.",
@@ -467,9 +469,9 @@ class Workspace:
     def _discard(self, ended: int) -> Discarded:
         now = self._mounting.take(f"discard-{uuid.uuid4().hex}", "before a discard", offline=True)
         changes = self._compare(now)
-        self._mounting.empty()
+        rest = self._mounting.empty()
         self.shown.clear()
-        return Discarded(len(changes.shown), now.commit, ended)
+        return Discarded(len(changes.shown), now.commit, ended, self._compare(rest))
 
     # Crashes, locks
 

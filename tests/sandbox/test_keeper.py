@@ -82,14 +82,15 @@ class Place:
 @pytest.fixture
 def place() -> Iterator[Place]:
     path = Path(tempfile.mkdtemp(prefix="workbench-test-"))
-    place = Place(path)
-    yield place
-    held = runtime.find_socket(place.overlay.path)
-    if held is not None:
-        anyio.run(_stop, place.overlay.path)
-    assert place.is_free()
-    assert not place.is_mounted()
-    shutil.rmtree(path)
+    try:
+        place = Place(path)
+        yield place
+        if runtime.find_socket(place.overlay.path) is not None:
+            anyio.run(_stop, place.overlay.path)
+        assert place.is_free()
+        assert not place.is_mounted()
+    finally:
+        shutil.rmtree(path)
 
 
 async def _stop(path: str) -> None:

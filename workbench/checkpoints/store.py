@@ -132,6 +132,7 @@ class CheckpointStore:
         previous: Manifest | None = None,
         offline: bool = False,
         replace: bool = False,
+        mapped: bool = False,
         budget: Budget | None = None,
     ) -> Checkpoint:
         """Take a checkpoint of an upper layer. Whoever calls holds the overlay's lock, or has its sandbox frozen.
@@ -140,7 +141,8 @@ class CheckpointStore:
         `take_bases`: None where nothing was mounted since `previous`, 0 where no new base can be known. `previous` is the
         stat cache, and has the bases that stay: what `restore` returned if that came last, else the manifest of the
         session's last checkpoint, as it is where None. `offline` says that the layer isn't mounted, so that directories and
-        files which their owner locked may be opened up for the moment.
+        files which their owner locked may be opened up for the moment. `mapped` says that a process shares a file's pages for
+        writing: since no time will tell of what it writes there next, no later scan relies on this one.
 
         The same tree as the last one makes no new commit: the checkpoint then has the last one's. Raises OptionsError for
         an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt, and
@@ -162,7 +164,7 @@ class CheckpointStore:
                 previous = self._manifest(last)
             with PackWriter(self._pack_directory, self._packs.__contains__) as pack:
                 sink = _Contents(pack, self._side, self)
-                boot, scanned_ns = boot_id(), self._clock(upper)
+                boot, scanned_ns = boot_id(), 0 if mapped else self._clock(upper)
                 entries = scan(upper, sink, boot_id=boot, previous=previous, offline=offline, budget=budget)
                 bases = take_bases(entries, upper, lower, sink, epoch_ns=epoch_ns, previous=previous)
                 manifest = Manifest(entries, bases, boot, scanned_ns)

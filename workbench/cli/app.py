@@ -24,7 +24,7 @@ app = typer.Typer(
     "workspace, 4 where a rule refuses; exec with what its command ended with.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 
 app.command("exec", rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(execute)
@@ -49,7 +49,7 @@ def _version(wanted: bool) -> None:
 def start(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Let an agent, or any command, work on a real directory without touching it.

@@ -30,10 +30,13 @@ def commit(
         str, typer.Option("--digest", metavar="DIGEST", help="Land exactly what was shown under this digest.")
     ] = "",
     allow_risky: Annotated[
-        bool, typer.Option("--allow-risky", help="Also land paths that make a host run code.")
+        bool,
+        typer.Option(
+            "--allow-risky", metavar="", help="Also land paths that make a host run code or lead out of the workspace."
+        ),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Answer questions with yes; it never stands for a digest.")
+        bool, typer.Option("--yes", metavar="", help="Answer questions with yes; it never stands for a digest.")
     ] = False,
     stop: ForceStopOption = False,
     workspace: WorkspaceOption = None,
@@ -69,8 +72,14 @@ async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, s
     if context.quiet:
         return
     changes = sum(not change.implied for change in landed.committed.changes)
-    words = "had landed before" if landed.already else "landed"
-    output.say(f"{output.count(changes, 'change')} {words} as commit {landed.committed.commit_id}")
+    if not landed.committed.changes:
+        output.say("nothing to commit")
+        return
+    if not changes and not landed.already:
+        output.say("nothing to commit")
+    else:
+        words = "had landed before" if landed.already else "landed"
+        output.say(f"{output.count(changes, 'change')} {words} as commit {landed.committed.commit_id}")
     if landed.committed.weak:
         output.say(
             "this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed"
@@ -78,7 +87,8 @@ async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, s
     if landed.ended_processes:
         output.say(f"ended {output.count(landed.ended_processes, 'process')} in the sandbox")
     if landed.left.shown:
-        output.say(f"{output.count(len(landed.left.shown), 'later change')} stay in the overlay: workbench diff")
+        stay = "stays" if len(landed.left.shown) == 1 else "stay"
+        output.say(f"{output.count(len(landed.left.shown), 'later change')} {stay} in the overlay: workbench diff")
     print_left(landed.left.left)
 
 
@@ -104,10 +114,15 @@ async def _shown_digest(workspace: Workspace, *, yes: bool) -> str:
 
 
 def discard(
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", metavar="", help="Don't ask; without a terminal nothing is asked.")
+    ] = False,
     stop: ForceStopOption = False,
     replaced: Annotated[
-        bool, typer.Option("--replaced", help="Let go of the overlay of a directory that was replaced at this path.")
+        bool,
+        typer.Option(
+            "--replaced", metavar="", help="Let go of the overlay of a directory that was replaced at this path."
+        ),
     ] = False,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
@@ -135,6 +150,6 @@ async def _discard(context: Context, yes: bool, stop: bool) -> None:
     if context.json:
         output.write_json(discard_report(discarded))
     elif not context.quiet:
-        output.say(
-            f"discarded {output.count(discarded.changes, 'change')}; checkpoint {discarded.checkpoint[:12]} keeps them"
-        )
+        kept = f"checkpoint {discarded.checkpoint[:12]} keeps what the overlay held"
+        output.say(f"discarded {output.count(discarded.changes, 'change')}; {kept}")
+        print_left(discarded.left.left)

@@ -54,7 +54,7 @@ async def _examine(root: bytes) -> DoctorReport:
         picked = await probe.pick(os.environ.get("WORKBENCH_BACKEND") or wanted, spec, state.path)
     except SandboxError as error:
         return DoctorReport(picked=None, why=error.message, findings=tuple(findings))
-    why = f"{picked.why}. {picked.isolation}" if picked.isolation else picked.why
+    why = f"{picked.why}. Compared with docker it has {picked.isolation}" if picked.isolation else picked.why
     return DoctorReport(picked=picked.backend, why=why, findings=tuple(findings))
 
 
@@ -135,7 +135,9 @@ async def _namespace(state: StateDirectory, spec: SandboxSpec, findings: list[Fi
     result = await probe.probe_namespace(spec, state.path, fresh=True)
     findings += _probed(result)
     if result.ok:
-        findings.append(FindingReport(topic="namespace", state=OK, finding=namespace.lacks()))
+        findings.append(
+            FindingReport(topic="namespace", state=OK, finding=f"compared with docker it has {namespace.lacks()}")
+        )
 
 
 def _probed(result: probe.ProbeResult) -> Iterator[FindingReport]:

@@ -34,10 +34,12 @@ _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec 
 
 
 def execute(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command, best after `--`.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command, best after `--`.")],
     timeout: Annotated[
         float,
-        typer.Option("--timeout", min=0, max=_LONGEST_S, metavar="SECONDS", help="End the command after this time."),
+        typer.Option(
+            "--timeout", min=0, max=_LONGEST_S, metavar="SECONDS", help="End the command after this time; 0 is never."
+        ),
     ] = 0,
     max_output: Annotated[
         int | None,
@@ -53,7 +55,9 @@ def execute(
     ] = None,
     tty: Annotated[
         bool | None,
-        typer.Option("-t/-T", "--tty/--no-tty", help="A terminal for the command: where there is one, unless said."),
+        typer.Option(
+            "-t/-T", "--tty/--no-tty", metavar="", help="A terminal for the command: where there is one, unless said."
+        ),
     ] = None,
     image: ImageOption = "",
     backend: BackendOption = "auto",
@@ -109,7 +113,7 @@ def _run(context: Context, options: SandboxOptions, command: Command) -> None:
     """Run to the end of the command and of this process, whose exit code is the command's."""
     try:
         code = anyio.run(_execute, context, options, command)
-    except (WorkbenchError, BaseExceptionGroup) as raised:
+    except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
             raise
@@ -152,7 +156,7 @@ async def _refresh(context: Context, stop: bool) -> None:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open() as workspace:
         ended = await workspace.refresh(force=stop, report=report)
-    report(f"mounted anew; ended {output.count(ended, 'command')}")
+    report(f"mounted anew{_ended(ended)}")
 
 
 def stop(
@@ -169,4 +173,8 @@ async def _stop(context: Context) -> None:
     async with context.open() as workspace:
         ended = await workspace.stop(force=True)
     if not context.quiet:
-        output.say(f"stopped; ended {output.count(ended, 'command')}")
+        output.say(f"stopped{_ended(ended)}")
+
+
+def _ended(commands: int) -> str:
+    return f"; ended {output.count(commands, 'command')}" if commands else ""

@@ -15,7 +15,7 @@ from workbench.sandbox import images as own
 
 images = typer.Typer(help="List, build and remove the sandbox images.", no_args_is_help=False)
 
-NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="base, python; all by default.")]
+NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="base, python; all by default.")]
 
 
 @images.callback(invoke_without_command=True)
@@ -47,7 +47,7 @@ def show(json: JsonOption = False) -> None:
 @images.command()
 def build(
     names: NamesArgument = None,
-    anew: Annotated[bool, typer.Option("--anew", help="Build also what is built.")] = False,
+    anew: Annotated[bool, typer.Option("--anew", metavar="", help="Build also what is built.")] = False,
 ) -> None:
     """Build images: where a registry answers from their Dockerfiles, else from Debian packages."""
     with failing(False), Console(stderr=True).status("Building") as progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -55,8 +56,10 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
     print(f"{output.bold('workspace')}  {output.path(workspace.root)}")
     print(f"{output.bold('session')}    {workspace.session}")
     print(f"{output.bold('sandbox')}    {_sandbox_words(status)}")
-    print(f"{output.bold('changes')}    {output.count(len(changes.shown), 'change')}, none of them landed yet")
-    print_left(changes.left)
+    found = f"{output.count(len(changes.shown), 'change')}, not landed yet" if changes.shown else "none"
+    print(f"{output.bold('changes')}    {found}")
+    for line in _left_lines(changes.left):
+        print(f"  {line}")
     for point in status.mount_points:
         print(f"  {output.path(point)} is a mount point: an empty directory in the sandbox, and nothing in it lands")
     if status.lower_changed:
@@ -70,7 +73,10 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
         print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
     else:
         print("Next: workbench diff                see the changes")
-        print("      workbench commit              land them, all or none")
+        if status.conflicts:
+            print("      workbench commit              land them, once those are as they were before")
+        else:
+            print("      workbench commit              land them, all or none")
         print("      workbench discard             drop them")
 
 
@@ -84,11 +90,17 @@ def _sandbox_words(status: WorkspaceStatus) -> str:
 
 
 def diff(
-    only: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Show only these paths.")] = None,
-    stat: Annotated[bool, typer.Option("--stat", help="A line for each file.")] = False,
-    name_status: Annotated[bool, typer.Option("--name-status", help="Letter and name of each file.")] = False,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 where there are changes.")] = False,
-    digest_only: Annotated[bool, typer.Option("--digest-only", help="Print only the digest, for a commit.")] = False,
+    only: Annotated[list[str] | None, typer.Argument(metavar="PATH", help="Show only these paths.")] = None,
+    stat: Annotated[bool, typer.Option("--stat", metavar="", help="A line for each file.")] = False,
+    name_status: Annotated[
+        bool, typer.Option("--name-status", metavar="", help="Letter and name of each file.")
+    ] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", metavar="", help="Exit with 1 where there are changes.")
+    ] = False,
+    digest_only: Annotated[
+        bool, typer.Option("--digest-only", metavar="", help="Print only the digest, for a commit.")
+    ] = False,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
     json: JsonOption = False,
@@ -127,7 +139,15 @@ async def _diff(context: Context, only: list[str], form: str) -> bool:
             binary = not sys.stdout.isatty()
             output.write_patch(rendering.unified(shown, workspace.lower, workspace.store, binary=binary))
             if not context.quiet:
-                _say_rest(changes, await workspace.conflicts(changes))
+                conflicting = await workspace.conflicts(changes)
+                _say_rest(changes, shown, conflicting)
+                if only:
+                    number = output.count(len(changes.shown), "change")
+                    output.say(
+                        f"showed {len(shown):,} of {number}: a commit lands all that a full `workbench diff` showed"
+                    )
+                elif changes.changes and not conflicting:
+                    _say_how_to_land(changes)
         return bool(shown)
 
 
@@ -137,8 +157,8 @@ def _print_risks(shown: list[Change]) -> None:
             output.say(f"RISKY {output.path(change.path)}: {change.risk}")
 
 
-def _say_rest(changes: ChangeSet, conflicting: list[bytes]) -> None:
-    for change in changes.shown:
+def _say_rest(changes: ChangeSet, shown: list[Change], conflicting: list[bytes]) -> None:
+    for change in shown:
         if line := _not_in_a_patch(change):
             output.say(f"{line}: {output.path(change.path)}")
         if change.new_executable:
@@ -148,8 +168,14 @@ def _say_rest(changes: ChangeSet, conflicting: list[bytes]) -> None:
     print_left(changes.left)
     for path in conflicting:
         output.say(f"CONFLICT {output.path(path)}: changed in the real workspace meanwhile, so this can't land")
-    if changes.changes and not conflicting:
-        output.say(f"digest {changes.digest[:16]}; `workbench commit` lands exactly this")
+
+
+def _say_how_to_land(changes: ChangeSet) -> None:
+    digest = changes.digest[:16]
+    # Only on a terminal does a commit know what was shown last.
+    named = "" if terminal_name() else f" --digest {digest}"
+    risky = " --allow-risky" if changes.risky else ""
+    output.say(f"digest {digest}; `workbench commit{named}{risky}` lands exactly this")
 
 
 def _not_in_a_patch(change: Change) -> str:
@@ -186,11 +212,16 @@ def print_stat(workspace: Workspace, changes: ChangeSet) -> None:
 
 def print_left(left: tuple[LeftPath, ...]) -> None:
     """What stays in the overlay, a line for each reason, on stderr."""
+    for line in _left_lines(left):
+        output.say(line)
+
+
+def _left_lines(left: tuple[LeftPath, ...]) -> Iterator[str]:
     for reason, words in _LEFT_WORDS.items():
         found = [one for one in left if one.reason is reason]
         if found:
             names = ", ".join(output.path(one.path) for one in found[:3]) + (", …" if len(found) > 3 else "")
-            output.say(f"stays in the overlay, {words}: {names} ({_entries(sum(one.count for one in found))})")
+            yield f"stays in the overlay, {words}: {names} ({_entries(sum(one.count for one in found))})"
 
 
 def _entries(number: int) -> str:

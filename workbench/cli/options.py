@@ -31,19 +31,28 @@ WorkspaceOption = Annotated[
 SessionOption = Annotated[
     str, typer.Option("--session", metavar="NAME", envvar="WORKBENCH_SESSION", help="Which overlay to work on.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but results and errors.")]
+# The empty metavar: else the help shows a switch with a value to it.
+JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object for programs.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", metavar="", help="Say nothing but results and errors.")]
 ImageOption = Annotated[
     str,
-    typer.Option("--image", metavar="IMAGE", envvar="WORKBENCH_IMAGE", help="The image of a new sandbox."),
+    typer.Option(
+        "--image",
+        metavar="IMAGE",
+        envvar="WORKBENCH_IMAGE",
+        help="The image of the sandbox; the session keeps it, else takes workbench/python.",
+    ),
 ]
 BackendOption = Annotated[
     str,
     typer.Option(
-        "--backend", metavar="NAME", envvar="WORKBENCH_BACKEND", help="docker, namespace, or auto (what can be had)."
+        "--backend",
+        metavar="NAME",
+        envvar="WORKBENCH_BACKEND",
+        help="docker, namespace, or auto: what the session had last, else docker where it works.",
     ),
 ]
-ForceStopOption = Annotated[bool, typer.Option("--stop", help="Also end a shell that is attached.")]
+ForceStopOption = Annotated[bool, typer.Option("--stop", metavar="", help="Also end a shell that is attached.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ def failing(as_json: bool) -> Iterator[None]:
     """Turn an error of the workbench into its message, its hint and its exit code."""
     try:
         yield
-    except (WorkbenchError, BaseExceptionGroup) as raised:
+    except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
             raise

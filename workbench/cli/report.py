@@ -72,7 +72,10 @@ def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
 def discard_report(discarded: Discarded) -> DiscardReport:
     """The report of `workbench discard`."""
     return DiscardReport(
-        discarded=discarded.changes, checkpoint=discarded.checkpoint, ended_processes=discarded.ended_processes
+        discarded=discarded.changes,
+        checkpoint=discarded.checkpoint,
+        ended_processes=discarded.ended_processes,
+        left=_left(discarded.left.left),
     )
 
 

@@ -30,10 +30,10 @@ class WorkspaceRecord(Frozen):
 class MountRecord(Frozen):
     """One mount of an overlay, since the last complete scan of its upper layer.
 
-    `name` is the engine's volume, or the namespace sandbox's own id. `epoch_ns` is the upper filesystem's clock one tick
-    after set-up, 0 while it isn't known. `clock_offset_ns` is the real-time clock less the boot-time clock at that
-    moment: where it has shrunk since, the clock was stepped back. `live` is False once it was seen to be unmounted: the
-    next scan still judges by its epoch.
+    `name` is the engine's volume, or the namespace sandbox's own id, empty where it isn't known. `epoch_ns` is the upper
+    filesystem's clock one tick after set-up, 0 while it isn't known. `clock_offset_ns` is the real-time clock less the
+    boot-time clock at that moment: where it has shrunk since, the clock was stepped back. `live` is False once it was
+    seen to be unmounted: the next scan still judges by its epoch.
     """
 
     name: str

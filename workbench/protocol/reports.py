@@ -93,6 +93,7 @@ class DiscardReport(Frozen):
     version: int = 1
     discarded: int
     checkpoint: str
+    left: tuple[LeftReport, ...] = ()
     ended_processes: int = 0
 
 

@@ -196,12 +196,19 @@ def _was_restored(found: Found, was_ns: int, is_ns: int, restored: Restored) -> 
 
 
 def tree_holds(
-    root: LocalStorage, at: bytes, bases: Iterable[Base], *, moved: bool = False, renamed: Collection[int] = ()
+    root: LocalStorage,
+    at: bytes,
+    bases: Iterable[Base],
+    *,
+    moved: bool = False,
+    renamed: Collection[int] = (),
+    restored: Restored | None = None,
 ) -> bool:
     """Whether the entry at `at` and everything below it is as `bases` say: nothing more, nothing less.
 
     The first of `bases` is the entry's own, the others lie below it; their paths are where they all once were. `moved`
-    says that the entry itself was renamed since, and so were the inodes `renamed`, under other names. Raises OSError.
+    says that the entry itself was renamed since, and so were the inodes `renamed`, under other names. `restored` as for
+    `holds`. Raises OSError.
     """
     bases = tuple(bases)
     top = bases[0].path
@@ -218,7 +225,7 @@ def tree_holds(
     def was_moved(base: Base) -> bool:
         return moved and (base.path == top or base.inode in renamed)
 
-    if not all(holds(root, here(base.path), base, moved=was_moved(base)) for base in bases):
+    if not all(holds(root, here(base.path), base, moved=was_moved(base), restored=restored) for base in bases):
         return False
     return all(_names(root, here(path)) == names for path, names in expected.items())
 

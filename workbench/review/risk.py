@@ -23,6 +23,7 @@ _SHELL = "A shell or a program it starts runs this when it starts."
 _ENVIRONMENT = "Tools put what this sets into the environment of what they run."
 _CARGO = "Cargo runs the programs that this names."
 _PYTHON = "Python runs this whenever it starts."
+_INTERPRETER = "An interpreter runs this when it's started in this directory."
 _DEBUGGER = "A debugger or editor runs this when it's started in this directory."
 
 _NAMES = {
@@ -51,7 +52,9 @@ _NAMES = {
         _HOOK,
     ),
     **dict.fromkeys((".gitmodules", ".gitattributes", ".gitconfig"), _GIT),
-    **dict.fromkeys((".envrc", ".env"), _ENVIRONMENT),
+    **dict.fromkeys((".hg", ".sl", ".jj"), "A version control program takes its configuration and hooks from here."),
+    **dict.fromkeys((".envrc", ".env", "mise.toml", ".mise.toml"), _ENVIRONMENT),
+    **dict.fromkeys((".npmrc", ".yarnrc", ".yarnrc.yml"), "A package manager runs the programs that this names."),
     **dict.fromkeys(
         (
             ".bashrc",
@@ -81,6 +84,7 @@ _NAMES = {
     ),
     **dict.fromkeys((".gdbinit", ".lldbinit", ".exrc", ".vimrc", ".nvimrc", ".nvim.lua", ".dir-locals.el"), _DEBUGGER),
     **dict.fromkeys(("sitecustomize.py", "usercustomize.py"), _PYTHON),
+    **dict.fromkeys((".rprofile", ".renviron", ".irbrc", ".pryrc", ".ghci", ".ocamlinit", ".iex.exs"), _INTERPRETER),
 }
 _SUFFIXES = {".pth": _PYTHON, ".code-workspace": _EDITOR}
 _PAIRS = {
@@ -145,7 +149,8 @@ class RiskRules:
                 if why:
                     return why
         if change.new is not None and change.new.kind is Kind.SYMLINK and change.new != change.old:
-            return self._reason_of_link(change.path)
+            # What it leads to needs no risky name of its own.
+            return _HOLDERS.get(folded(paths.name(change.path)), "") or self._reason_of_link(change.path)
         return ""
 
     def _reason_of_link(self, path: bytes) -> str:

@@ -11,7 +11,7 @@ import os
 import re
 import time
 
-from workbench.errors import CommitError
+from workbench.errors import CommitError, StateError
 from workbench.protocol.records import ShownRecord
 from workbench.vfs.statefile import read_json, write_json
 
@@ -68,6 +68,7 @@ class ShownDigests:
         records = []
         for name in os.listdir(self._directory) if os.path.isdir(self._directory) else ():
             if _DIGEST.fullmatch(name.removesuffix(".json")):
-                with contextlib.suppress(FileNotFoundError):
+                # One that was damaged is set aside: what it stood for was never shown.
+                with contextlib.suppress(FileNotFoundError, StateError):
                     records.append(read_json(os.path.join(self._directory, name), ShownRecord))
         return sorted(records, key=lambda record: record.shown_ns, reverse=True)

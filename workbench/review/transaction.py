@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from workbench.checkpoints.manifest import Base, Certainty
-from workbench.review.bases import content_id, look, look_at, steps_of, tree_holds
+from workbench.review.bases import Restored, content_id, look, look_at, steps_of, tree_holds
 from workbench.review.changeset import State
 from workbench.review.directories import DirectoryTimes, open_parent, rename_new
-from workbench.review.journal import Action, Intent, Journal, Operation, add_restored, clear_pending
+from workbench.review.journal import Action, Intent, Journal, Operation, add_restored, clear_pending, restored
 from workbench.review.landed import Committed, mark_unsettled, save, sync_directory, text
 from workbench.review.staging import ELSEWHERE, Staging
 from workbench.review.trees import change_mode, move_tree, remove_tree
@@ -48,7 +48,10 @@ class Transaction:
     _renamed: frozenset[int] = field(init=False)
     """The inodes that are taken out: a rename sets the ctime, which shows at all the other names of a hard link."""
 
+    _restored: Restored = field(init=False)
+
     def __post_init__(self) -> None:
+        self._restored = restored(self.journal.commits_dir)
         self._renamed = frozenset(operation.old[0].inode for operation in self.intent.operations if operation.old)
 
     def __enter__(self) -> Self:
@@ -106,7 +109,7 @@ class Transaction:
 
     def holds_old(self, operation: Operation, place: bytes) -> bool:
         """Whether what came out is what the overlay departed from: nothing more, nothing less. Raises OSError."""
-        return tree_holds(self._staged, place, operation.old, moved=True, renamed=self._renamed)
+        return tree_holds(self._staged, place, operation.old, moved=True, renamed=self._renamed, restored=self._restored)
 
     def _holds_new(self, operation: Operation, storage: LocalStorage, place: bytes) -> bool:
         return tree_holds(storage, place, self.standing[operation.number], moved=True)
@@ -118,19 +121,19 @@ class Transaction:
 
         Doing it again after a crash completes it. Raises OSError where it can't be completed now.
         """
-        restored: list[tuple[bytes, int, int]] = []
+        put_back: list[tuple[bytes, int, int]] = []
         if self.staging is not None and self.journal.find("staged") is not None:
             self.kept.extend(self.kept_before())
             for operation in reversed(self.intent.operations):
                 self.on_step(f"undo:{operation.number}")
                 if self._undo(operation) and (found := look(self.root, operation.path)) is not None:
-                    restored.append((found.handle, operation.old[0].ctime_ns, found.stat.ctime_ns))
+                    put_back.append((found.handle, operation.old[0].ctime_ns, found.stat.ctime_ns))
             self.on_step("undo:applied")
             self._restore_times()
             syscalls.syncfs(self.staging.fd)
         # Where there's no room for these two, what stands on the disk says the same, if a little less.
         with contextlib.suppress(OSError):
-            add_restored(self.journal.commits_dir, restored)
+            add_restored(self.journal.commits_dir, put_back)
         with contextlib.suppress(OSError):
             self.journal.append({"record": "undone", "kept": [[text(path), place] for path, place in self.kept]})
         self.on_step("undone")

@@ -257,15 +257,16 @@ class SupervisorConnection:
         return await job.wait(stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr)
 
     @asynccontextmanager
-    async def freeze(self) -> AsyncIterator[None]:
+    async def freeze(self) -> AsyncIterator[bool]:
         """Stop every process inside for as long as the block lasts; new commands wait.
 
-        Raises SandboxError (sandbox_failed) where one can't be stopped, SandboxError (sandbox_lost).
+        Yields whether one of them shares a file's pages for writing (mmap(2)): it may go on to change the file without
+        a trace in the file's times. Raises SandboxError (sandbox_failed) where one can't be stopped, SandboxError
+        (sandbox_lost).
         """
         held = await self._ask(frames.FREEZE)
         try:
-            await self._finish(held)
-            yield
+            yield frames.flag(await self._finish(held), "mapped")
         finally:
             if not self.lost and held.failure is None:
                 with anyio.move_on_after(_END_SECONDS, shield=True):

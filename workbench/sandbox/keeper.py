@@ -26,7 +26,7 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 
-from workbench.errors import OptionsError, SandboxError, WorkbenchError
+from workbench.errors import OptionsError, SandboxError, StateError, WorkbenchError
 from workbench.protocol.records import MountRecord
 from workbench.sandbox import frames, runtime
 from workbench.sandbox.backend import Backend, Limits, OverlayMount, SandboxSpec
@@ -478,12 +478,14 @@ class Keeper:
                 print(f"{error.code}: {error.message}", file=sys.stderr, flush=True)
                 self._tell_stoppers(frames.FAILED, frames.failure_content(SandboxError(error.message, code=error.code)))
             await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
-        record = self._overlay.record()
-        mounts = tuple(
-            mount.model_copy(update={"live": False}) if mount.name == self._backend.name else mount
-            for mount in record.mounts
-        )
-        self._overlay.save(record.model_copy(update={"mounts": mounts}))
+        # Where this can't be written down, who takes the lock next asks the engine once more.
+        with contextlib.suppress(StateError, OSError):
+            record = self._overlay.record()
+            mounts = tuple(
+                mount.model_copy(update={"live": False}) if mount.name == self._backend.name else mount
+                for mount in record.mounts
+            )
+            self._overlay.save(record.model_copy(update={"mounts": mounts}))
 
     def _leave(self) -> None:
         """Free the lock, and only then say that it's done."""

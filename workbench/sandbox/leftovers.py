@@ -42,6 +42,21 @@ def ensure_unmounted(mount: MountRecord, engine: Engine | None = None) -> None:
             raise
 
 
+def ensure_none_mounted(overlay_path: str, state_id: str, engine: Engine | None = None) -> None:
+    """Remove every sandbox of an overlay of which it isn't known what was mounted. For the holder of the overlay's lock.
+
+    Without an engine there is none that outlived its keeper. Raises SandboxError (sandbox_failed).
+    """
+    try:
+        engine = engine or Engine()
+        for name, path in _sandboxes(engine, state_id).items():
+            if path == PurePath(overlay_path):
+                docker.remove(engine, name)
+    except SandboxError as error:
+        if error.code != "engine_unavailable":
+            raise
+
+
 def sweep(state_directory: str, state_id: str, engine: Engine | None = None) -> tuple[str, ...]:
     """Remove this state directory's containers and volumes whose keeper has gone: those whose overlay's lock is free.
 

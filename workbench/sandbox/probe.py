@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict
 
-from workbench.errors import OverlayError, SandboxError, StateError
+from workbench.errors import OptionsError, OverlayError, SandboxError, StateError
 from workbench.sandbox import filesystems, images, namespace
 from workbench.sandbox.backend import OverlayMount, SandboxSpec
 from workbench.sandbox.docker import DockerBackend
@@ -146,18 +146,16 @@ async def pick(preference: str, spec: SandboxSpec, state_directory: str, report:
         state_directory: where the layers of overlays are, and where what was found out is remembered.
         report: hears what takes long.
 
-    Raises SandboxError: backend_unavailable where none works, with each one's reason; engine_unavailable and
-    image_unavailable where docker was asked for, or an image that can't be had.
+    Raises OptionsError for another word, SandboxError: backend_unavailable where none works, with each one's reason;
+    engine_unavailable and image_unavailable where docker was asked for, or an image that can't be had.
     """
     if preference == "namespace":
         return _picked(_required(await probe_namespace(spec, state_directory, report)), spec, "it was asked for")
     if preference == "docker":
         return _picked(_required(await probe_docker(spec, state_directory, report)), spec, "it was asked for")
     if preference != "auto":
-        raise SandboxError(
-            f"There is no backend called {preference!r}.",
-            code="backend_unavailable",
-            hint="Choose docker or namespace, or auto.",
+        raise OptionsError(
+            f"There is no backend called {preference!r}.", hint="Choose docker or namespace, or auto."
         )
     try:
         docker = await probe_docker(spec, state_directory, report)
@@ -172,7 +170,7 @@ async def pick(preference: str, spec: SandboxSpec, state_directory: str, report:
             return _picked(docker, spec, "docker works here")
     fallback = await probe_namespace(spec, state_directory, report)
     if fallback.ok:
-        return _picked(fallback, spec, f"docker can't be used: {docker.reason}")
+        return _picked(fallback, spec, f"docker can't be used: {docker.reason.rstrip('.')}")
     raise SandboxError(
         f"No sandbox can be started here. docker: {docker.reason} namespace: {fallback.reason}",
         code="backend_unavailable",

@@ -59,6 +59,7 @@ FREEZE_PATIENCE = 5.0
 PIPE_CAPACITY = 1 << 20
 OOM_OFFSET = 500
 LINE_END_OF_FILE = b"\x04"
+THREADS_FIELD = 17  # of /proc/PID/stat, counted from the state (proc_pid_stat(5))
 
 # Linux uapi: prctl.h, seccomp.h, audit.h, and each architecture's system call table.
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP = 1, 4, 15, 22
@@ -290,10 +291,46 @@ def scan() -> dict[int, tuple[int, str]]:
         finally:
             os.close(fd)
         # The second field is the program's own name, in parentheses, with any bytes in it.
-        fields = line[line.rfind(b")") + 2 :].split(b" ", 2)
-        if len(fields) == 3:
-            processes[int(name)] = (int(fields[1]), fields[0].decode("ascii", "replace"))
+        fields = line[line.rfind(b")") + 2 :].split(b" ", THREADS_FIELD + 1)
+        if len(fields) > THREADS_FIELD:
+            state = fields[0].decode("ascii", "replace")
+            if state in "ZX" and int(fields[THREADS_FIELD]) > 1:
+                state = state_of_threads(name)
+            processes[int(name)] = (int(fields[1]), state)
     return processes
+
+
+def state_of_threads(pid: str) -> str:
+    """The state of a process whose first thread, whose state passes for the process's, has ended before the others."""
+    directory = "/proc/" + pid + "/task/"
+    try:
+        threads = os.listdir(directory)
+    except OSError:
+        return "Z"
+    states = [line[line.rfind(b")") + 2 :][:1] for line in (read_bytes(directory + one + "/stat") for one in threads)]
+    alive = [state for state in states if state not in (b"", b"Z", b"X")]
+    running = [state for state in alive if state not in (b"T", b"t")]
+    return (running or alive or [b"Z"])[0].decode("ascii", "replace")
+
+
+def writes_to_a_file_in_memory(pid: int) -> bool:
+    """Whether a process shares a file's pages for writing, or doesn't let that be seen.
+
+    A write to such a page leaves no time on the file until the page has been written to disk and is written to again.
+    """
+    directory = "/proc/" + str(pid) + "/task/"
+    try:
+        threads = os.listdir(directory)
+    except OSError:
+        return False
+    # The first thread has none where it has ended before the others.
+    maps = next(filter(None, (read_bytes(directory + thread + "/maps") for thread in threads)), b"")
+    for line in maps.splitlines():
+        fields = line.split(None, 5)
+        is_shared = len(fields) > 5 and fields[1][1:2] == b"w" and fields[1][3:4] == b"s"
+        if is_shared and fields[5].startswith(b"/") and not fields[5].startswith((b"/dev/", b"/memfd:", b"/SYSV")):
+            return True
+    return not maps
 
 
 def below(processes: dict[int, tuple[int, str]], roots: set[int]) -> list[int]:
@@ -1269,6 +1306,7 @@ class Supervisor:
         self.retrying = False
         self.refilling = False
         self.frozen = False
+        self.mapped = False
         self.holders: set[int] = set()
         self.held: list[tuple[bytes, int, bytes]] = []
         self.freeze_asked: list[int] = []
@@ -1672,7 +1710,7 @@ class Supervisor:
     def freeze(self, number: int) -> None:
         if self.frozen:
             self.holders.add(number)
-            self.answer(number, {"processes": len(self.stopped), "rounds": 0})
+            self.answer(number, {"processes": len(self.stopped), "rounds": 0, "mapped": self.mapped})
             return
         self.freeze_asked.append(number)
         if len(self.freeze_asked) == 1:
@@ -1689,6 +1727,7 @@ class Supervisor:
         if not self.freeze_asked:
             return
         quiet = 0
+        found: list[int] = []
         for _ in range(20):
             # A command between fork and exec would hold up its reaper: those starts end first.
             if self.starting or quiet == 2:
@@ -1704,10 +1743,12 @@ class Supervisor:
         stable = quiet == 2
         if stable:
             self.frozen = True
+            self.mapped = any(writes_to_a_file_in_memory(pid) for pid in found)
             asked, self.freeze_asked = self.freeze_asked, []
             self.holders.update(asked)
             for number in asked:
-                self.answer(number, {"processes": len(self.stopped), "rounds": self.freeze_rounds})
+                answer = {"processes": len(self.stopped), "rounds": self.freeze_rounds, "mapped": self.mapped}
+                self.answer(number, answer)
         elif time.monotonic() > self.freeze_until:
             asked, self.freeze_asked = self.freeze_asked, []
             self.thaw()
