@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.bench import Bench
-from tests.conftest import Cli, git_in
+from tests.cli.terminals import terminal
+from tests.conftest import ROOT, Cli, git_in
 from tests.trees import Node, snapshot
 from tests.vfs import kernel_history
 from tests.vfs.kernel_history import History
 from tests.vfs.test_overlay_kernel import _tree as python_tree
 from workbench.review.changeset import Left, LeftPath
+from workbench.review.shown import ShownDigests
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay import Overlay
 from workbench.vfs.upper import LocalUpper
@@ -341,9 +345,49 @@ def test_nothing_lands_without_having_been_shown(cli: Cli) -> None:
     assert snapshot(cli.workspace) == before
     cli("commit", "--digest", digest[:12])
     assert (cli.workspace / "new").read_text() == "x\n"
-    # It's landed: the same digest stands for nothing any more, and nothing is left to land.
-    assert b"[digest_unknown]" in cli("commit", "--digest", digest, code=4).stderr
+    # Once more does nothing.
+    before = snapshot(cli.workspace)
+    cli("commit", "--digest", digest)
+    assert snapshot(cli.workspace) == before
     assert b"nothing to commit" in cli("commit").stderr
+
+
+def test_on_a_terminal_a_commit_lands_the_last_full_diff_of_that_terminal(cli: Cli) -> None:
+    cli.sh("echo one > one")
+    command = f"{shlex.quote(sys.executable)} -m workbench"
+    script = f"""
+    wb() {{ command=$1; shift; {command} $command -w {shlex.quote(str(cli.workspace))} "$@"; }}
+    wb diff | cat; wb exec -- sh -c 'echo two > two'; wb diff | cat
+    wb exec -- sh -c 'echo three > three'; wb diff --stat; wb diff two; wb diff --digest-only
+    wb commit
+    """
+    with terminal(["sh", "-c", script], cwd=ROOT) as shown:
+        assert shown.wait(120) == 0, shown.screen
+    assert (cli.workspace / "one").exists()
+    assert (cli.workspace / "two").exists()
+    assert not (cli.workspace / "three").exists()
+    # On another terminal nothing was shown: it asks, and takes no for an answer.
+    argv = [sys.executable, "-m", "workbench", "commit", "-w", str(cli.workspace)]
+    with terminal(argv, cwd=ROOT) as shown:
+        shown.expect(rb"three.*Commit 1 change to the real workspace\?")
+        shown.type(b"n\n")
+        assert shown.wait() == 1
+    assert not (cli.workspace / "three").exists()
+    with terminal(argv, cwd=ROOT) as shown:
+        shown.expect(rb"Commit 1 change to the real workspace\?")
+        shown.type(b"y\n")
+        assert shown.wait() == 0
+    assert (cli.workspace / "three").exists()
+
+
+def test_what_was_shown_on_two_terminals_was_shown_on_both(tmp_path: Path) -> None:
+    shown = ShownDigests(str(tmp_path))
+    one, two, three = ("1" * 64, "2" * 64, "3" * 64)
+    for digest, name in ((one, "a"), (two, "a"), (two, "b"), (three, ""), (two, "")):
+        shown.add(digest, f"checkpoint of {digest[0]}", name)
+    assert {name: shown.last(name).digest for name in ("a", "b")} == {"a": two, "b": two}  # type: ignore[union-attr]
+    assert shown.find("2" * 8).checkpoint == "checkpoint of 2"
+    assert shown.last("c") is None
 
 
 def test_risky_paths_land_only_when_that_is_said(cli: Cli) -> None:

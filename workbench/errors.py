@@ -80,19 +80,21 @@ class CheckpointError(WorkbenchError):
 
 
 class CommitError(WorkbenchError):
-    """A commit is refused by a rule, or failed; nothing of it has landed unless the message says so."""
+    """A commit is refused by a rule, or failed; nothing of it has landed unless the message says so.
+
+    `paths` are those that it is about, relative to the workspace's root, where it is about some.
+    """
 
     default_code = "commit_failed"
 
+    def __init__(
+        self, message: str, *, code: str | None = None, paths: Sequence[bytes] = (), hint: str | None = None
+    ) -> None:
+        super().__init__(message, code=code, hint=hint)
+        self.paths = tuple(paths)
+
 
 class ConflictError(CommitError):
-    """The real workspace changed meanwhile in the paths of this commit; nothing was applied.
-
-    `paths` are the conflicting paths, relative to the workspace's root.
-    """
+    """The real workspace changed meanwhile in `paths`, the conflicting ones of this commit; nothing was applied."""
 
     default_code = "conflict"
-
-    def __init__(self, message: str, *, paths: Sequence[bytes], hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.paths = tuple(paths)

@@ -131,14 +131,17 @@ class Mounting:
         self._require_files()
         record = self._overlay.record()
         preference = self._options.backend
-        if preference == "auto" and record.backend:
+        # Only ever back to the stronger one by itself, and said: never from docker to less because docker is down.
+        if preference == "auto" and (record.backend_asked or record.backend == "docker"):
             preference = record.backend
         image = images.reference(self._options.image or record.image)
         spec = await to_thread.run_sync(self._spec, image)
         picked = await pick(preference, spec, self._state.path, report)
-        if picked.backend != "docker":
+        if picked.backend == "docker" and record.backend not in ("", "docker"):
+            report(f"using the docker backend again, instead of {record.backend}")
+        elif picked.backend != "docker":
             kept = preference != self._options.backend
-            why = "this session used it last (--backend names another one)" if kept else picked.why
+            why = "this session was given it (--backend names another one)" if kept else picked.why
             report(f"using the {picked.backend} backend: {why}. Compared with docker it has {picked.isolation}")
         return replace(spec, backend=picked.backend, image=picked.image)
 
@@ -209,8 +212,11 @@ class Mounting:
             with LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
                 git.adopt_root(lower)
         self._agree_on_repository(report)
-        self._overlay.save(self._overlay.record().model_copy(update={"backend": spec.backend, "image": spec.image}))
-        warm.note_mounted(self._overlay.path, self._directory.root)
+        record = self._overlay.record()
+        asked = self._options.backend != "auto" or (record.backend_asked and record.backend == spec.backend)
+        kind = {"backend": spec.backend, "backend_asked": asked, "image": spec.image}
+        self._overlay.save(record.model_copy(update=kind))
+        warm.note_mounted(self._overlay.path, self._directory.root, record.git_fingerprint)
 
     def _agree_on_repository(self, report: Report) -> None:
         """Set aside what the overlay has of the repository where the real one moved on since it was copied up."""

@@ -64,10 +64,10 @@ def find_overlay(root: bytes, session: str) -> str | None:
     return None
 
 
-def note_mounted(overlay_path: str, root: bytes) -> None:
-    """Say that the overlay is about to be mounted over `root` as it is now."""
+def note_mounted(overlay_path: str, root: bytes, repository: str) -> None:
+    """Say that the overlay is about to be mounted over `root`, whose repository has this fingerprint, as it is now."""
     clear_changed(overlay_path)
-    _write(os.path.join(overlay_path, _MOUNTED), _stamp(root))
+    _write(os.path.join(overlay_path, _MOUNTED), f"{_stamp(root)} {repository}")
 
 
 def is_fresh(overlay_path: str, root: bytes) -> bool:
@@ -75,9 +75,17 @@ def is_fresh(overlay_path: str, root: bytes) -> bool:
     if is_marked_changed(overlay_path):
         return False
     try:
-        return _read(os.path.join(overlay_path, _MOUNTED)) == _stamp(root)
+        stamp, _, repository = _read(os.path.join(overlay_path, _MOUNTED)).partition(" ")
+        now = _stamp(root)
     except OSError:
         return False
+    if stamp == now:
+        return True
+    if stamp.partition("-")[0] != now.partition("-")[0] or not _means(root, repository):
+        return False
+    # A `git status` outside has refreshed what the index knows of times: nothing that anybody inside would miss.
+    _write(os.path.join(overlay_path, _MOUNTED), f"{now} {repository}")
+    return True
 
 
 def signature(upper_path: str) -> str:
@@ -129,7 +137,7 @@ def note_counted(overlay_path: str, now: str, changes: int) -> None:
 def _stamp(root: bytes) -> str:
     """Which directory this is (a mount pins the inode, so its number isn't reused), and where its repository stands."""
     status = os.stat(root)
-    found = hashlib.sha1(b"%d:%d" % (status.st_dev, status.st_ino), usedforsecurity=False)
+    found = hashlib.sha1(usedforsecurity=False)
     git = _git_directory(root)
     head = _content(os.path.join(git, b"HEAD"))
     found.update(head)
@@ -140,7 +148,20 @@ def _stamp(root: bytes) -> str:
     for path in (os.path.join(common, b"packed-refs"), os.path.join(common, b"refs", b"heads")):
         with contextlib.suppress(OSError):
             found.update(b"%d" % os.stat(path).st_mtime_ns)
-    return found.hexdigest()
+    return f"{status.st_dev}:{status.st_ino}-{found.hexdigest()}"
+
+
+def _means(root: bytes, repository: str) -> bool:
+    """Whether the repository of a directory has this fingerprint; empty stands for none."""
+    from workbench.errors import WorkspaceError
+    from workbench.review.repository import fingerprint
+    from workbench.vfs.local import LocalStorage
+
+    try:
+        with LocalStorage(root) as lower:
+            return fingerprint(lower) == repository
+    except (OSError, WorkspaceError):
+        return False
 
 
 def _git_directory(root: bytes) -> bytes:

@@ -32,7 +32,6 @@ from workbench.review.remaining import remaining
 from workbench.review.shown import ShownDigests
 from workbench.sandbox.client import KeeperClient
 from workbench.state import StateDirectory, WorkspaceDirectory
-from workbench.vfs import paths
 from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay import Overlay
@@ -412,9 +411,9 @@ class Workspace:
             )
         if changes.risky and not allow_risky:
             raise CommitError(
-                f"{_count(len(changes.risky), 'path')} would make a host run code or lead out of the workspace: "
-                + ", ".join(paths.display(change.path) for change in changes.risky[:5]),
+                f"{_count(len(changes.risky), 'path')} would make a host run code or lead out of the workspace.",
                 code="risky_paths",
+                paths=[change.path for change in changes.risky],
                 hint="Look at them in `workbench diff`, then say `--allow-risky`.",
             )
         # What came later gets its bases now: once we have landed, ours could be taken for somebody else's changes.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workbench.review.changeset import Left
 from workbench.review.ignore import IgnoreRules
-from workbench.review.patterns import PatternList
+from workbench.vfs.ignore_patterns import PatternList
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import workbench
+from tests.waiting import wait_until
 
 
 class OrdinaryUser:
@@ -130,4 +131,5 @@ def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
     finally:
         shutil.rmtree(directory)
         shutil.rmtree(f"/tmp/workbench-{pwd.getpwnam(name).pw_uid}", ignore_errors=True)
-        subprocess.run(["userdel", name], capture_output=True, check=True)
+        # Another process may hold the lock of the user database.
+        wait_until(lambda: not subprocess.run(["userdel", name], capture_output=True).returncode, f"{name} is removed")

@@ -146,7 +146,7 @@ def say_how_it_ended(result: CommandResult, changes: int | None, *, quiet: bool,
         output.say("it, or a process of it, was killed: the sandbox ran out of memory")
     if result.omitted_bytes:
         output.say(f"{result.omitted_bytes:,} bytes of its output were left out, between the head and the tail")
-    if quiet:
+    if quiet or result.ended_by:
         return
     if result.stopped_processes:
         output.say(f"ended {result.stopped_processes} of its processes that were still running")

@@ -90,7 +90,9 @@ def _sandbox_words(status: WorkspaceStatus) -> str:
 
 
 def diff(
-    only: Annotated[list[str] | None, typer.Argument(metavar="PATH", help="Show only these paths.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Argument(metavar="PATH", help="Show only these paths, named from the workspace's root.")
+    ] = None,
     stat: Annotated[bool, typer.Option("--stat", metavar="", help="A line for each file.")] = False,
     name_status: Annotated[
         bool, typer.Option("--name-status", metavar="", help="Letter and name of each file.")

@@ -25,7 +25,10 @@ T = TypeVar("T")
 WorkspaceOption = Annotated[
     str | None,
     typer.Option(
-        "-w", "--workspace", metavar="DIR", help="The workspace: by default the nearest directory with a .git."
+        "-w",
+        "--workspace",
+        metavar="DIR",
+        help="The workspace: by default the nearest directory with a .git, else this one.",
     ),
 ]
 SessionOption = Annotated[

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from workbench.errors import ConflictError, WorkbenchError
+from workbench.errors import CommitError, WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.protocol.records import Frozen
@@ -69,16 +69,17 @@ def say(sentence: str) -> None:
 def error(error: WorkbenchError, *, as_json: bool) -> None:
     """An error: on stderr for people, as an object on stdout for programs."""
     if as_json:
-        from workbench.protocol.reports import ErrorReport
+        from workbench.protocol.reports import ErrorReport, PathReport
 
         fields = {"code": error.code, "message": error.message, "hint": error.hint}
-        write_json(ErrorReport(error=fields))
+        about = error.paths if isinstance(error, CommitError) else ()
+        write_json(ErrorReport(error=fields, paths=tuple(map(PathReport.of, about))))
         return
     bold, reset = (_BOLD, _RESET) if colours(sys.stderr) else ("", "")
     print(f"workbench: {bold}{_visible(error.message)}{reset} [{error.code}]", file=sys.stderr)
-    if isinstance(error, ConflictError):
-        for conflicting in error.paths:
-            print(f"  {path(conflicting)}", file=sys.stderr)
+    if isinstance(error, CommitError):
+        for named in error.paths:
+            print(f"  {path(named)}", file=sys.stderr)
     if error.hint:
         print(f"  {_visible(error.hint)}", file=sys.stderr)
 

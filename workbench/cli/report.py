@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import CommandResult
@@ -12,6 +14,7 @@ from workbench.protocol.reports import (
     DiffReport,
     DiscardReport,
     ExecReport,
+    HunkReport,
     LeftReport,
     PathReport,
     SandboxReport,
@@ -109,16 +112,35 @@ def error_fields(error: WorkbenchError) -> dict[str, str | None]:
 
 def _change(workspace: Workspace, change: Change) -> ChangeReport:
     named = PathReport.of(change.path)
+    binary = diff.is_binary(change, workspace.lower, workspace.store)
     return ChangeReport(
         path=named.path,
         path_bytes=named.path_bytes,
         kind=change.kind.value,
         old_mode=_mode(change.old),
         new_mode=_mode(change.new),
-        binary=diff.is_binary(change, workspace.lower, workspace.store),
+        binary=binary,
         risk=change.risk or None,
         renamed_from=PathReport.of(change.renamed_from) if change.renamed_from else None,
+        hunks=() if binary else tuple(_hunks(workspace, change)),
     )
+
+
+def _hunks(workspace: Workspace, change: Change) -> Iterator[HunkReport]:
+    seen: Counter[bytes] = Counter()
+    for hunk in diff.hunks_of(change, workspace.lower, workspace.store):
+        lines = b"".join(hunk.lines)
+        # The same lines may change twice in one file.
+        identity = b"%s\0%d\0%s" % (change.path, seen[lines], lines)
+        seen[lines] += 1
+        yield HunkReport(
+            id=hashlib.sha256(identity).hexdigest()[:16],
+            old_start=hunk.old_start,
+            old_lines=hunk.old_count,
+            new_start=hunk.new_start,
+            new_lines=hunk.new_count,
+            lines=tuple(text(line) for line in hunk.lines),
+        )
 
 
 def _mode(state: State | None) -> str | None:

@@ -47,7 +47,8 @@ class MountRecord(Frozen):
 class OverlayRecord(Frozen):
     """`overlay.json`: what belongs to one overlay. Written only by whoever holds its lock.
 
-    `scratch` is the name of the scratch directory. `root_mode` is the mode that the upper layer's root was given from the
+    `backend` is what its sandbox last was, `backend_asked` that it was named rather than picked. `scratch` is the name of
+    the scratch directory. `root_mode` is the mode that the upper layer's root was given from the
     lower's, None before the first mount: where the upper's differs from it, the sandbox changed it. `git_fingerprint` is
     that of the real repository when part of it was first copied up, empty where none is. `mounts` names everything that
     may still be mounted, and the epochs that the next scan judges by.
@@ -57,6 +58,7 @@ class OverlayRecord(Frozen):
     session: str
     scratch: str = "_notes"
     backend: str = ""
+    backend_asked: bool = False
     image: str = ""
     root_mode: int | None = None
     git_fingerprint: str = ""
@@ -64,7 +66,7 @@ class OverlayRecord(Frozen):
 
 
 class ShownRecord(Frozen):
-    """`shown/<digest>.json`: a change set that was shown; `terminal` names the terminal, empty where there was none."""
+    """`shown/<digest>[-<terminal>].json`: a change set that was shown; `terminal` is empty where there was none."""
 
     version: int = 1
     digest: str

@@ -47,6 +47,20 @@ class StatusReport(Frozen):
     mount_points: tuple[PathReport, ...] = ()
 
 
+class HunkReport(Frozen):
+    """A run of changed lines: starts count from 1, `lines` begin with a space, `-` or `+`, undecodable bytes replaced.
+
+    `id` depends on the path and the lines alone, so that it stays where the hunk only moves within the file.
+    """
+
+    id: str
+    old_start: int
+    old_lines: int
+    new_start: int
+    new_lines: int
+    lines: tuple[str, ...]
+
+
 class ChangeReport(PathReport):
     """One change; modes are octal strings of git's form (`100644`, `040000`), None where nothing stands."""
 
@@ -56,7 +70,7 @@ class ChangeReport(PathReport):
     binary: bool
     risk: str | None
     renamed_from: PathReport | None = None
-    hunks: tuple[dict[str, object], ...] = ()
+    hunks: tuple[HunkReport, ...] = ()
 
 
 class LeftReport(PathReport):
@@ -123,10 +137,14 @@ class ExecReport(Frozen):
 
 
 class ErrorReport(Frozen):
-    """What any command but `exec` prints with `--json` when it fails: `error` has a `code`, a `message` and a `hint`."""
+    """What any command but `exec` prints with `--json` when it fails: `error` has a `code`, a `message` and a `hint`.
+
+    `paths` are those that it is about: the conflicting ones, the risky ones.
+    """
 
     version: int = 1
     error: dict[str, str | None]
+    paths: tuple[PathReport, ...] = ()
 
 
 def text(data: bytes) -> str:

@@ -14,7 +14,7 @@ from workbench.review.changeset import Change, ChangeKind, ChangeSet, Left, Left
 from workbench.review.ignore import Directory, IgnoreRules
 from workbench.review.names import REPOSITORY_NAMES, folded, is_git, is_repository
 from workbench.review.renames import with_renames
-from workbench.review.repository import ancestors
+from workbench.review.repository import Subtrees
 from workbench.review.risk import Contents, RiskRules
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind, Stat
@@ -291,8 +291,10 @@ class _Comparison:
                 continue
             if reason is not None:
                 self._leave(path, reason)
-                for above in ancestors(path):
-                    self.kept.setdefault(above, reason)
+                # Where one is known, so are those above it.
+                above = path
+                while above and (above := above.rpartition(b"/")[0]) not in self.kept:
+                    self.kept[above] = reason
                 continue
             blob = self._old_blob(path, old, "") if old.kind is Kind.SYMLINK else ""
             state = State(old.kind, old.mode, 0 if old.kind is Kind.DIR else old.size, blob)
@@ -367,7 +369,9 @@ def _settle(comparison: _Comparison) -> list[Change]:
     above: set[bytes] = set()
     for change in changes:
         for path, _, _ in change.steps():
-            above.update(ancestors(path))
+            # Where one is known, so are those above it.
+            while path and (path := path.rpartition(b"/")[0]) not in above:
+                above.add(path)
     return [_described(change, above) for change in changes]
 
 
@@ -383,8 +387,8 @@ def _keep_what_is_held(comparison: _Comparison) -> None:
             held.append(path)
             comparison.left[path] = LeftPath(path, reason)
     if held:
-        blocked = frozenset(held)
-        for path in [path for path in comparison.changes if not blocked.isdisjoint(ancestors(path))]:
+        blocked = Subtrees(held)
+        for path in [path for path in comparison.changes if path and path.rpartition(b"/")[0] in blocked]:
             del comparison.changes[path]
 
 
@@ -415,7 +419,8 @@ def _collapse_ignored(comparison: _Comparison) -> None:
         else:
             live.add(parent)
     if collapsed:
-        for path in [path for path in left if not collapsed.isdisjoint(ancestors(path))]:
+        inside = Subtrees(collapsed)
+        for path in [path for path in left if path and path.rpartition(b"/")[0] in inside]:
             del left[path]
 
 

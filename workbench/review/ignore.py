@@ -9,8 +9,8 @@ from dulwich.config import ConfigFile
 
 from workbench.errors import WorkspaceError
 from workbench.review.index import TrackedPaths
-from workbench.review.patterns import PatternList
 from workbench.review.repository import GitDirectory
+from workbench.vfs.ignore_patterns import PatternList
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind
 

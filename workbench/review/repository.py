@@ -6,7 +6,7 @@ import errno
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -175,16 +175,13 @@ def without_repositories(manifest: Manifest, lower: LocalStorage) -> Manifest:
     The entries and bases at and below each of `shared_repositories` go; the root's own entry always stays. Raises
     OSError.
     """
-    dropped = frozenset(shared_repositories(manifest, lower))
+    dropped = shared_repositories(manifest, lower)
     if not dropped:
         return manifest
-
-    def stays(path: bytes) -> bool:
-        return not path or not any(above in dropped for above in (*ancestors(path), path))
-
+    gone = Subtrees(dropped)
     return manifest.with_entries(
-        {path: entry for path, entry in manifest.entries.items() if stays(path)},
-        {path: base for path, base in manifest.bases.items() if stays(path)},
+        {path: entry for path, entry in manifest.entries.items() if not path or path not in gone},
+        {path: base for path, base in manifest.bases.items() if not path or path not in gone},
     )
 
 
@@ -214,14 +211,23 @@ def common_directory(root: bytes, lower: LocalStorage) -> bytes | None:
     return None if paths.parts(directory.strip(b"/"))[: len(above)] == above else directory
 
 
-def ancestors(path: bytes) -> Iterator[bytes]:
-    """The directories above a path, from the root (`b""`) down; none for the root."""
-    if path:
-        yield b""
-    at = path.find(b"/")
-    while at >= 0:
-        yield path[:at]
-        at = path.find(b"/", at + 1)
+class Subtrees:
+    """The paths at and below some others.
+
+    An agent may nest thousands of levels: what was found of a directory is remembered, so that it's never asked twice.
+    """
+
+    def __init__(self, tops: Iterable[bytes]) -> None:
+        self._known = dict.fromkeys(tops, True)
+
+    def __contains__(self, path: bytes) -> bool:
+        passed = []
+        while path and path not in self._known:
+            passed.append(path)
+            path = path.rpartition(b"/")[0]
+        found = self._known.get(path, False)
+        self._known.update(dict.fromkeys(passed, found))
+        return found
 
 
 def _is_shared(path: bytes, name: bytes, entry: Entry, lower: LocalStorage) -> bool:

@@ -1,12 +1,13 @@
 """What was shown: which digest stands for which checkpoint, and on which terminal it was last seen.
 
-One small file a digest, `shown/<digest>.json` in the overlay's directory, written whenever a full change set is shown. A
-commit names a digest that is found here, or it is refused.
+One small file a digest and terminal, `shown/<digest>[-<terminal>].json` in the overlay's directory, written whenever a
+change set is shown. A commit names a digest that is found here, or it is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import time
@@ -15,7 +16,7 @@ from workbench.errors import CommitError, StateError
 from workbench.protocol.records import ShownRecord
 from workbench.vfs.statefile import read_json, write_json
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{8})?")
 _KEPT = 200
 
 
@@ -26,21 +27,25 @@ class ShownDigests:
         self._directory = os.path.join(overlay_path, "shown")
 
     def add(self, digest: str, checkpoint: str, terminal: str) -> None:
-        """Note that `digest`, of `checkpoint`, was shown on `terminal` (empty where there was none)."""
+        """Note that `digest`, of `checkpoint`, was shown on `terminal`.
+
+        `terminal` is empty where there was none, or where less than the whole was shown: on which ones the same digest
+        was shown before stays.
+        """
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         write_json(
-            self._file(digest),
+            self._file(digest, terminal),
             ShownRecord(digest=digest, checkpoint=checkpoint, terminal=terminal, shown_ns=time.time_ns()),
         )
         for record in self._newest_first()[_KEPT:]:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._file(record.digest))
+                os.unlink(self._file(record.digest, record.terminal))
 
     def find(self, digest: str) -> ShownRecord:
         """Raises CommitError (digest_unknown) where it was never shown; a unique beginning of 8 or more digits is enough."""
         if re.fullmatch(r"[0-9a-f]{8,64}", digest):
             found = [record for record in self._newest_first() if record.digest.startswith(digest)]
-            if len(found) == 1:
+            if len({record.digest for record in found}) == 1:
                 return found[0]
         raise CommitError(
             f"The digest {digest!r} was never shown for this session.",
@@ -59,15 +64,16 @@ class ShownDigests:
         """Forget them all: what they stood for is landed or gone."""
         for record in self._newest_first():
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._file(record.digest))
+                os.unlink(self._file(record.digest, record.terminal))
 
-    def _file(self, digest: str) -> str:
-        return os.path.join(self._directory, f"{digest}.json")
+    def _file(self, digest: str, terminal: str) -> str:
+        suffix = f"-{hashlib.sha256(terminal.encode()).hexdigest()[:8]}" if terminal else ""
+        return os.path.join(self._directory, f"{digest}{suffix}.json")
 
     def _newest_first(self) -> list[ShownRecord]:
         records = []
         for name in os.listdir(self._directory) if os.path.isdir(self._directory) else ():
-            if _DIGEST.fullmatch(name.removesuffix(".json")):
+            if _NAME.fullmatch(name.removesuffix(".json")):
                 # One that was damaged is set aside: what it stood for was never shown.
                 with contextlib.suppress(FileNotFoundError, StateError):
                     records.append(read_json(os.path.join(self._directory, name), ShownRecord))

@@ -109,7 +109,9 @@ class Transaction:
 
     def holds_old(self, operation: Operation, place: bytes) -> bool:
         """Whether what came out is what the overlay departed from: nothing more, nothing less. Raises OSError."""
-        return tree_holds(self._staged, place, operation.old, moved=True, renamed=self._renamed, restored=self._restored)
+        return tree_holds(
+            self._staged, place, operation.old, moved=True, renamed=self._renamed, restored=self._restored
+        )
 
     def _holds_new(self, operation: Operation, storage: LocalStorage, place: bytes) -> bool:
         return tree_holds(storage, place, self.standing[operation.number], moved=True)

@@ -431,7 +431,7 @@ class Keeper:
         shells = [route for route in self._jobs().values() if route.tty]
         if shells and not content.get("force") and not content.get("drain") and not self._stopping:
             error = SandboxError(
-                f"A terminal is attached to the sandbox ({' '.join(shells[0].argv)}).",
+                "A command with a terminal, such as a shell, runs in the sandbox.",
                 code="sandbox_busy",
                 hint="Leave it first, or say --stop.",
             )

@@ -2,7 +2,8 @@
 
 What a mount shows of a lower that changes under it isn't defined; mostly, a file that was replaced stays the old one. So
 the first change is marked, and the sandbox is mounted anew before its next command. A process of its own, since setting
-the watches up holds the interpreter for as long as the walk over all directories takes.
+the watches up holds the interpreter for as long as the walk over all directories takes. The repository isn't watched: any `git
+status` writes to it, and what it means is looked at before each command.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ def main() -> None:
     Where the system has no more watches it ends with a line on standard error: then only what is read tells of changes.
     """
     directory, overlay_path = sys.argv[1:]
-    keeper = os.getppid()
+    keeper, root = os.getppid(), os.path.realpath(directory)
     changes = watch(
-        os.path.realpath(directory),
-        watch_filter=None,
+        root,
+        watch_filter=lambda _, path: os.path.relpath(path, root).split(os.sep)[0] != ".git",
         debounce=20,
         step=10,
         rust_timeout=_LOOK_MS,
