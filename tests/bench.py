@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -155,6 +157,37 @@ class Bench:
             return workspace._overlay.path
 
         return self.do(where)
+
+
+class InPhases:
+    """A shell script in one command of the sandbox, which says where it is and waits to be told to go on.
+
+    In the script, `phase NAME` does that.
+    """
+
+    def __init__(self, bench: Bench, script: str) -> None:
+        argv: list[str | bytes] = [sys.executable, "-m", "workbench", "exec", "-w", bench.workspace]
+        argv += ["--session", bench.session, "--", "sh", "-c", f'set -e; phase() {{ echo "$1"; read -r _; }}\n{script}']
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parent.parent
+        )
+
+    def at(self, name: str) -> None:
+        """Wait until the script is at a phase."""
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline().decode().strip()
+        assert said == name, (said, self._process.stderr and self._process.stderr.read())
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+
+    def end(self) -> bytes:
+        """Wait for its end; what it printed since the last phase."""
+        output, errors = self._process.communicate(timeout=60)
+        assert self._process.returncode == 0, errors
+        return output
 
 
 async def keeper_of(overlay: str) -> KeeperInfo | None:

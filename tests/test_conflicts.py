@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import Bench
+from tests.bench import Bench, InPhases
 from tests.conftest import Cli
 from tests.trees import snapshot
 from workbench.errors import ConflictError
@@ -71,19 +71,23 @@ def test_every_path_that_a_person_changed_meanwhile_is_named_and_nothing_lands(b
     for name in (*FILES, "mode", "deleted-here", "to-dir", "calm/modified", "calm/deleted", "calm/renamed"):
         (workspace / name).write_text(f"old {name}\n")
     (workspace / "link").symlink_to("calm")
-    bench.sh("ls -R > /dev/null; cat calm/modified")
+    # In one command: between two, the sandbox would be mounted anew and so depart from what the person has saved.
+    agent = InPhases(
+        bench,
+        "ls -R > /dev/null; cat calm/modified > /dev/null; phase looked;"
+        "for f in " + " ".join(FILES) + "; do echo agent >> $f; done; echo agent > mode; rm deleted-here;"
+        "echo agent > swapped/file; rm -r deleted-dir; mv yard/renamed-dir yard/renamed-to; rm -r became-file;"
+        "echo agent > became-file; rm link; ln -s rename-after link; rm to-dir; mkdir to-dir; echo agent > to-dir/x;"
+        "echo agent > both-new; mkdir dir-against-file; echo agent > dir-against-file/x; echo agent > new;"
+        "cd calm; echo agent > modified; rm deleted; mv renamed renamed-to; echo agent > new; mkdir dir; echo agent > dir/x",
+    )
+    agent.at("looked")
     # Before the agent's copy-up, which therefore copies who knows what.
     save_by_rename(workspace / "rename-before", "person\n")
     with open(workspace / "in-place-before", "a") as file:
         file.write("person\n")
-    bench.sh(
-        "for f in " + " ".join(FILES) + "; do echo agent >> $f; done; echo agent > mode; rm deleted-here;"
-        "echo agent > swapped/file; rm -r deleted-dir; mv yard/renamed-dir yard/renamed-to; rm -r became-file; echo agent > became-file;"
-        "rm link; ln -s rename-after link; rm to-dir; mkdir to-dir; echo agent > to-dir/x; echo agent > both-new;"
-        "mkdir dir-against-file; echo agent > dir-against-file/x;"
-        "cd calm; echo agent > modified; rm deleted; mv renamed renamed-to; echo agent > new; mkdir dir; echo agent > dir/x"
-    )
-    bench.changes()
+    agent.go_on()
+    agent.end()
     save_by_rename(workspace / "rename-after", "person\n")
     with open(workspace / "in-place-after", "a") as file:
         file.write("person\n")

@@ -13,8 +13,8 @@ from workbench.review.bases import BIG, Found, content_id
 from workbench.review.changeset import Change, ChangeKind, ChangeSet, Left, LeftPath, State
 from workbench.review.ignore import Directory, IgnoreRules
 from workbench.review.names import REPOSITORY_NAMES, folded, is_git, is_repository
+from workbench.review.nearest import Nearest, with_ancestors
 from workbench.review.renames import with_renames
-from workbench.review.repository import Subtrees
 from workbench.review.risk import Contents, RiskRules
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind, Stat
@@ -366,12 +366,7 @@ def _settle(comparison: _Comparison) -> list[Change]:
     _keep_what_is_held(comparison)
     _collapse_ignored(comparison)
     changes = with_renames(comparison.changes, comparison.content_of)
-    above: set[bytes] = set()
-    for change in changes:
-        for path, _, _ in change.steps():
-            # Where one is known, so are those above it.
-            while path and (path := path.rpartition(b"/")[0]) not in above:
-                above.add(path)
+    above = with_ancestors(path.rpartition(b"/")[0] for change in changes for path, _, _ in change.steps() if path)
     return [_described(change, above) for change in changes]
 
 
@@ -387,8 +382,8 @@ def _keep_what_is_held(comparison: _Comparison) -> None:
             held.append(path)
             comparison.left[path] = LeftPath(path, reason)
     if held:
-        blocked = Subtrees(held)
-        for path in [path for path in comparison.changes if path and path.rpartition(b"/")[0] in blocked]:
+        blocked = Nearest(dict.fromkeys(held, True))
+        for path in [path for path in comparison.changes if blocked.above(path)]:
             del comparison.changes[path]
 
 
@@ -419,8 +414,8 @@ def _collapse_ignored(comparison: _Comparison) -> None:
         else:
             live.add(parent)
     if collapsed:
-        inside = Subtrees(collapsed)
-        for path in [path for path in left if path and path.rpartition(b"/")[0] in inside]:
+        inside = Nearest(dict.fromkeys(collapsed, True))
+        for path in [path for path in left if inside.above(path)]:
             del left[path]
 
 

@@ -12,6 +12,7 @@ from workbench.review.bases import Examination, Step, is_mode_alone
 from workbench.review.changeset import State
 from workbench.review.journal import Action, Operation
 from workbench.review.names import is_git
+from workbench.review.nearest import Nearest
 from workbench.vfs import paths
 from workbench.vfs.storage import Kind
 
@@ -78,12 +79,13 @@ def operations_of(examination: Examination) -> tuple[Operation, ...]:
     names come before deletions. Raises OptionsError (invalid_options) for steps that contradict each other.
     """
     tops: dict[bytes, _Top] = {}
+    trees: Nearest[_Top] = Nearest()
     modes: list[_Top] = []
     for path, (old, new) in examination.steps.items():
         if path in examination.satisfied:
             continue
         base = examination.bases[path]
-        above = _nearest(tops, path)
+        above = trees.above(path)
         if above is not None:
             _join(above, path, base, old, new)
         elif new is not None and is_mode_alone(old, new) and path not in examination.linked:
@@ -91,17 +93,10 @@ def operations_of(examination: Examination) -> tuple[Operation, ...]:
         else:
             action = Action.CREATE if old is None else Action.DELETE if new is None else Action.REPLACE
             tops[path] = _Top(action, path, [] if old is None else [base], [] if new is None else [(path, new)])
+            trees[path] = tops[path]
     if os.geteuid() != 0:
         modes.extend(extra for step in tops.values() for extra in _made_movable(step))
     return _numbered(tops, modes)
-
-
-def _nearest(tops: Mapping[bytes, _Top], path: bytes) -> _Top | None:
-    while path:
-        path = path.rpartition(b"/")[0]
-        if path in tops:
-            return tops[path]
-    return None
 
 
 def _join(top: _Top, path: bytes, base: Base, old: State | None, new: State | None) -> None:

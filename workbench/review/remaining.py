@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
 from workbench.review.bases import Found, holds, look
+from workbench.review.nearest import Nearest, with_ancestors
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind
 
@@ -45,11 +46,7 @@ class _Rest:
 
     def open_directories(self) -> None:
         """Let the lower show through directories that hid it, where something in them landed, but for what they hid."""
-        for path in self.landed:
-            self.touched.add(path)
-            while path:
-                path = _parent(path)
-                self.touched.add(path)
+        self.touched = with_ancestors(self.landed)
         children: dict[bytes, set[bytes]] = {}
         for path, entry in self.now.entries.items():
             if path and entry.kind is not Kind.WHITEOUT:
@@ -100,7 +97,11 @@ class _Rest:
 
     def hide_deleted(self, added: Collection[bytes]) -> None:
         """Hide what landed as new and was deleted in the overlay since."""
+        gone: set[bytes] = set()
         for path in sorted(added):
+            if _parent(path) in gone:
+                gone.add(path)
+                continue
             if path in self.now.entries or self._is_hidden(path) or self._look(path) is None:
                 continue
             missing = []
@@ -111,6 +112,7 @@ class _Rest:
             for directory in reversed(missing):
                 self._copy_up(directory)
             self._whiteout(path)
+            gone.add(path)
 
     def _copy_up(self, path: bytes) -> None:
         if path in self.now.entries:
@@ -139,13 +141,17 @@ class _Rest:
             path = _parent(path)
             entry = self.entries.get(path)
             if entry is not None:
-                return entry.kind is not Kind.DIR or entry.opaque or self.hidden.get(path, False)
+                return self._hides(path, entry)
         return False
+
+    def _hides(self, path: bytes, entry: Entry) -> bool:
+        return entry.kind is not Kind.DIR or entry.opaque or self.hidden.get(path, False)
 
     def bases(self) -> dict[bytes, Base]:
         """The bases of what remains: of every entry, and of all that the entries hide."""
         known = {**self.fresh, **self.now.bases, **self.landed}
-        return {path: known[path] for path in sorted(known) if path in self.entries or self._is_hidden(path)}
+        hides = Nearest({path: self._hides(path, entry) for path, entry in self.entries.items()})
+        return {path: known[path] for path in sorted(known) if path in self.entries or hides.above(path)}
 
 
 def _parent(path: bytes) -> bytes:

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -17,6 +17,7 @@ from workbench.checkpoints.manifest import Entry, Manifest
 from workbench.errors import WorkspaceError
 from workbench.review.index import TrackedPaths, UnreadableIndexError, read_index
 from workbench.review.names import REPOSITORY_NAMES, folded, is_git, is_repository
+from workbench.review.nearest import Nearest
 from workbench.vfs import paths
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind
@@ -178,10 +179,10 @@ def without_repositories(manifest: Manifest, lower: LocalStorage) -> Manifest:
     dropped = shared_repositories(manifest, lower)
     if not dropped:
         return manifest
-    gone = Subtrees(dropped)
+    gone = Nearest(dict.fromkeys(dropped, True))
     return manifest.with_entries(
-        {path: entry for path, entry in manifest.entries.items() if not path or path not in gone},
-        {path: base for path, base in manifest.bases.items() if not path or path not in gone},
+        {path: entry for path, entry in manifest.entries.items() if not path or not gone.at(path)},
+        {path: base for path, base in manifest.bases.items() if not path or not gone.at(path)},
     )
 
 
@@ -209,25 +210,6 @@ def common_directory(root: bytes, lower: LocalStorage) -> bytes | None:
         raise _unreadable(b".git", error) from error
     above = paths.parts(os.path.realpath(root).strip(b"/"))
     return None if paths.parts(directory.strip(b"/"))[: len(above)] == above else directory
-
-
-class Subtrees:
-    """The paths at and below some others.
-
-    An agent may nest thousands of levels: what was found of a directory is remembered, so that it's never asked twice.
-    """
-
-    def __init__(self, tops: Iterable[bytes]) -> None:
-        self._known = dict.fromkeys(tops, True)
-
-    def __contains__(self, path: bytes) -> bool:
-        passed = []
-        while path and path not in self._known:
-            passed.append(path)
-            path = path.rpartition(b"/")[0]
-        found = self._known.get(path, False)
-        self._known.update(dict.fromkeys(passed, found))
-        return found
 
 
 def _is_shared(path: bytes, name: bytes, entry: Entry, lower: LocalStorage) -> bool:

@@ -127,6 +127,7 @@ class Keeper:
         self._started = time.monotonic()
         self._decoder = frames.FrameDecoder()
         self._hello: frames.Json = {}
+        self._epoch_ns = 0
         self._server: asyncio.Server | None = None
         self._socket = ""
         self._clients: set[_Client] = set()
@@ -191,6 +192,7 @@ class Keeper:
             "workbench.sandbox.watch",
             self._spec.mounts[0].lower,
             self._overlay.path,
+            str(self._epoch_ns),
         ]
         watcher = await anyio.open_process(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None)
         try:
@@ -225,13 +227,14 @@ class Keeper:
         if frames.number(self._hello, "protocol") != frames.PROTOCOL:
             raise frames.lost("its supervisor is of another version")
         assert self._backend is not None
+        self._epoch_ns = self._overlay.tick()
         offset = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._record(
             MountRecord(
                 name=self._backend.name,
                 backend=self._backend.kind,
                 boot_id=_boot_id(),
-                epoch_ns=self._overlay.tick(),
+                epoch_ns=self._epoch_ns,
                 clock_offset_ns=offset,
             )
         )

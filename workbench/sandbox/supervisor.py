@@ -74,7 +74,7 @@ SOCKET_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
 ARCHITECTURES = {"x86_64": (0xC000003E, 41, 53), "aarch64": (0xC00000B7, 198, 199)}  # audit, socket, socketpair
 
 REPORT = struct.Struct("!cii")
-STARTED, NOT_STARTED, ENDED = b"S", b"E", b"X"
+TAKEN, STARTED, NOT_STARTED, ENDED = b"T", b"S", b"E", b"X"
 STAGE_SPAWN, STAGE_DIRECTORY = 0, 1
 
 FAULTS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
@@ -465,6 +465,8 @@ def read_exactly(fd: int, size: int) -> bytes:
 def reap(control: int, report: int, stdin: int, stdout: int, stderr: int) -> None:
     """The life of a reaper: wait for a command, start it, tell how it ended, collect the rest. Never returns."""
     spec = json.loads(read_exactly(control, COUNT.unpack(read_exactly(control, COUNT.size))[0]))
+    # Said first: a reaper that another command killed before this has surely started nothing.
+    os.write(report, REPORT.pack(TAKEN, 0, 0))
     stage = STAGE_DIRECTORY
     try:
         os.chdir(encode(spec["cwd"]))
@@ -783,6 +785,7 @@ class Job(Request):
         self.main = 0
         self.status: int | None = None
         self.failure: tuple[int, int] | None = None
+        self.taken = False
         self.gone = False
         self.finished = False
         self.discard = False
@@ -859,7 +862,9 @@ class Job(Request):
             self.supervisor.unwatch(reaper.report)
             return False
         kind, first, second = REPORT.unpack(data)
-        if kind == STARTED:
+        if kind == TAKEN:
+            self.taken = True
+        elif kind == STARTED:
             self.main = first
             self.supervisor.starting.discard(self)
             self.close_slave()
@@ -1026,7 +1031,8 @@ class Job(Request):
             pass
         self.supervisor.starting.discard(self)
         self.close_slave()
-        if self.failure and self.failure[0] in (errno.EAGAIN, errno.ENOMEM) and not self.killing:
+        out_of_room = self.failure is not None and self.failure[0] in (errno.EAGAIN, errno.ENOMEM)
+        if not self.killing and (out_of_room or not (clean or self.taken)):
             self.start_again()
         elif not clean and self.failure is None:
             self.supervisor.lost.append(self)
@@ -1035,11 +1041,12 @@ class Job(Request):
             self.all_gone()
 
     def start_again(self) -> None:
-        """There was no room for another process: go back to the head of the queue."""
+        """It never ran, for want of room for another process or of a living reaper: back to the head of the queue."""
         if time.monotonic() - self.received > SPAWN_PATIENCE:
             self.all_gone()
             return
         self.failure = None
+        self.taken = False
         self.release()
         self.supervisor.job_waits(self)
 

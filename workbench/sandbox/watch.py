@@ -8,6 +8,7 @@ status` writes to it, and what it means is looked at before each command.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -19,11 +20,12 @@ _LOOK_MS = 1000
 
 
 def main() -> None:
-    """`main` of a process with two arguments, the directory and the overlay's; ends at the first change or with its keeper.
+    """`main` of a process with three arguments: the directory, the overlay's, the mount's epoch in ns.
 
-    Where the system has no more watches it ends with a line on standard error: then only what is read tells of changes.
+    Ends at the first change or with its keeper. A change from before the watches were set up is seen by the change time of
+    the directory that it was made in, within a second or so; one to the inside of a file needs no new mount. Where the system has no more watches it ends with a line on standard error: then only what is read tells of changes.
     """
-    directory, overlay_path = sys.argv[1:]
+    directory, overlay_path, epoch_ns = sys.argv[1:]
     keeper, root = os.getppid(), os.path.realpath(directory)
     changes = watch(
         root,
@@ -36,14 +38,29 @@ def main() -> None:
         ignore_permission_denied=True,
     )
     try:
-        for found in changes:
-            if found:
+        for number, found in enumerate(changes):
+            if found or (number == 0 and _changed_since(os.fsencode(root), int(epoch_ns))):
                 mark_changed(overlay_path)
                 return
             if os.getppid() != keeper:
                 return
     except OSError as error:
         print(f"{directory} can't be watched: {error}", file=sys.stderr)
+
+
+def _changed_since(root: bytes, epoch_ns: int) -> bool:
+    """Whether a name came or went in any directory, but those of the repository, since the mount."""
+    waiting = [root]
+    while waiting:
+        directory = waiting.pop()
+        # What went away meanwhile, or can't be read, was or will be seen from above.
+        with contextlib.suppress(OSError):
+            if os.stat(directory, follow_symlinks=False).st_ctime_ns >= epoch_ns:
+                return True
+            with os.scandir(directory) as entries:
+                below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            waiting += below if directory != root else [path for path in below if os.path.basename(path) != b".git"]
+    return False
 
 
 if __name__ == "__main__":
