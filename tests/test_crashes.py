@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+import workbench.workspace as workspace_module
 from tests.bench import Bench
 from tests.conftest import make_tree
-from tests.review.landing import calls, count_of, in_child, kill_at
+from tests.review.landing import calls, in_child, kill_at
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.trees import snapshot
 from tests.vfs.test_overlay_kernel import _tree as python_tree
-import workbench.workspace as workspace_module
 from workbench.errors import CommitError
 from workbench.review.landed import Committed
 from workbench.vfs.local import LocalStorage

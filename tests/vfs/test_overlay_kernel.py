@@ -203,3 +203,12 @@ def test_a_mount_point_in_the_lower_is_empty_for_both_though_it_is_on_the_same_f
         text=True,
     )
     assert run.stdout == "done\n", run.stderr
+
+
+def test_the_root_shows_the_lower_whatever_mark_it_carries(base: Path) -> None:
+    (base / "lower" / "file").write_text("lower")
+    os.setxattr(base / "upper", "user.overlay.opaque", b"y")
+    script = "mount -t overlay o -o lowerdir=lower,upperdir=upper,workdir=work,userxattr merged && ls merged"
+    shown = subprocess.run([*_UNSHARE, "sh", "-c", script], cwd=base, check=True, capture_output=True, text=True)
+    with LocalStorage(os.fsencode(base / "lower")) as lower, LocalUpper(os.fsencode(base / "upper")) as upper:
+        assert Overlay(lower, upper).list(b"") == [b"file"] == [os.fsencode(name) for name in shown.stdout.split()]

@@ -266,7 +266,13 @@ class SupervisorConnection:
         """
         held = await self._ask(frames.FREEZE)
         try:
-            yield frames.flag(await self._finish(held), "mapped")
+            try:
+                answer = await self._finish(held)
+            except SandboxError as error:
+                if error.code == "sandbox_failed":
+                    error.hint = "End it with `workbench stop`, or wait until it has ended, then try again."
+                raise
+            yield frames.flag(answer, "mapped")
         finally:
             if not self.lost and held.failure is None:
                 with anyio.move_on_after(_END_SECONDS, shield=True):

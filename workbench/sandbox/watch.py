@@ -22,13 +22,17 @@ _LOOK_MS = 1000
 def main() -> None:
     """`main` of a process with three arguments: the directory, the overlay's, the mount's epoch in ns.
 
-    Ends at the first change or with its keeper. A change from before the watches were set up is seen by the change time of
-    the directory that it was made in, within a second or so; one to the inside of a file needs no new mount. Where the system has no more watches it ends with a line on standard error: then only what is read tells of changes.
+    Ends at the first change or with its keeper. A change from before the watches were set up is seen by the change time
+    of the directory that it was made in, within a second or so; one to the inside of a file needs no new mount. Where the
+    system has no more watches it ends with a line on standard error: then only what is read tells of changes.
     """
     directory, overlay_path, epoch_ns = sys.argv[1:]
-    keeper, root = os.getppid(), os.path.realpath(directory)
+    keeper = os.getppid()
+    # Its path may have bytes that aren't UTF-8, which the watcher takes from nobody but the kernel.
+    os.chdir(directory)
+    root = os.getcwd()
     changes = watch(
-        root,
+        ".",
         watch_filter=lambda _, path: os.path.relpath(path, root).split(os.sep)[0] != ".git",
         debounce=20,
         step=10,
@@ -44,6 +48,9 @@ def main() -> None:
                 return
             if os.getppid() != keeper:
                 return
+    except RuntimeError:
+        # Something changed whose name isn't UTF-8.
+        mark_changed(overlay_path)
     except OSError as error:
         print(f"{directory} can't be watched: {error}", file=sys.stderr)
 

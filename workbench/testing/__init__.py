@@ -1,10 +1,14 @@
-"""Public helpers for tests. Signatures first; the bodies follow."""
+"""Public helpers for tests: conformance suites for storages and overlays, and freezing.
+
+`StorageContract` and `OverlayContract` are classes that pytest collects once they're subclassed, and need nothing but
+pytest's `tmp_path`. `freeze` makes an overlay's whole content its lower layer.
+"""
 
 from __future__ import annotations
 
-from workbench.vfs.overlay import Overlay
+from workbench.testing.freezing import freeze
+from workbench.testing.overlay_contract import OverlayContract
+from workbench.testing.storage_contract import StorageContract
+from workbench.testing.trees import Directory, File, Link, Tree
 
-
-def freeze(overlay: Overlay) -> Overlay:
-    """The same merged view, all of it now the lower layer, under a new empty upper of the same kind."""
-    raise NotImplementedError
+__all__ = ["Directory", "File", "Link", "OverlayContract", "StorageContract", "Tree", "freeze"]

@@ -10,7 +10,7 @@ import stat as stat_module
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from workbench.vfs import paths, syscalls
+from workbench.vfs import marks, paths, syscalls
 from workbench.vfs.storage import Kind, Stat
 
 _OCTAL_ESCAPE = 4
@@ -119,16 +119,23 @@ class LocalStorage:
 
     def open_file(self, path: bytes) -> int:
         """As `open`, but a descriptor, which the caller closes."""
-        # Opening a FIFO wakes its writers, and opening a device may do anything: look first. Between the look and the
-        # open it may be swapped, so O_NONBLOCK, and look again.
-        _refuse_irregular(self.stat(path).kind, path)
-        fd = self._open_quietly(path, os.O_NONBLOCK)
+        # Opening a FIFO wakes its writers, and opening a device may do anything: look first. What is then opened is the
+        # very inode that was looked at, whatever has its name by now.
         try:
-            _refuse_irregular(Stat.of(os.fstat(fd)).kind, path)
-        except OSError:
-            os.close(fd)
+            looked = paths.open_below(self.root_fd, path, os.O_PATH)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                _refuse_irregular(self._stat_of_mount(path).kind, path)
             raise
-        return fd
+        try:
+            found = os.fstat(looked)
+            if not stat_module.S_ISREG(found.st_mode):
+                _refuse_irregular(Stat.of(found).kind, path)
+            return open_quietly(looked)
+        except OSError as error:
+            raise paths.error(error.errno or errno.EIO, path) from error
+        finally:
+            os.close(looked)
 
     def open_directory(self, path: bytes) -> int:
         """A directory's descriptor, which the caller closes.
@@ -150,6 +157,23 @@ class LocalStorage:
             if not stat_module.S_ISLNK(os.fstat(fd).st_mode):
                 raise paths.error(errno.EINVAL, path)
             return os.readlink(b"", dir_fd=fd)
+        finally:
+            os.close(fd)
+
+    def xattrs(self, path: bytes) -> dict[bytes, bytes]:
+        """The extended attributes of an entry but those of overlayfs (`user.overlay.*`); none of a mount point.
+
+        Raises as `stat`.
+        """
+        try:
+            fd = paths.open_below(self.root_fd, path, os.O_PATH)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._stat_of_mount(path)
+            return {}
+        try:
+            return dict(marks.others(fd, marks.names(fd)))
         finally:
             os.close(fd)
 
@@ -219,6 +243,20 @@ class LocalStorage:
         return []
 
 
+def open_quietly(looked: int) -> int:
+    """Open the regular file behind an O_PATH descriptor for reading, not touching its access time where that's permitted.
+
+    Raises OSError.
+    """
+    itself = marks.itself(looked)
+    try:
+        return os.open(itself, os.O_RDONLY | os.O_NOATIME | os.O_CLOEXEC)
+    except PermissionError as error:
+        if error.errno != errno.EPERM:
+            raise
+        return os.open(itself, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def _refuse_irregular(kind: Kind, path: bytes) -> None:
     if kind is Kind.FILE:
         return
@@ -227,12 +265,12 @@ def _refuse_irregular(kind: Kind, path: bytes) -> None:
 
 
 def _kind(entry: os.DirEntry[str]) -> Kind | None:
-    if entry.is_symlink():
-        return Kind.SYMLINK
-    if entry.is_dir(follow_symlinks=False):
-        return Kind.DIR
     if entry.is_file(follow_symlinks=False):
         return Kind.FILE
+    if entry.is_dir(follow_symlinks=False):
+        return Kind.DIR
+    if entry.is_symlink():
+        return Kind.SYMLINK
     try:
         return Stat.of(entry.stat(follow_symlinks=False)).kind
     except FileNotFoundError:

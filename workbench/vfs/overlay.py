@@ -1,359 +1,478 @@
-"""The merged view of a lower and an upper layer, by the rules of Linux overlayfs, for reading."""
+"""The merged view of a lower and an upper layer, by the rules of Linux overlayfs, for reading and writing."""
 
 from __future__ import annotations
 
 import builtins
 import errno
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import io
+import stat as stat_module
+import time
 from typing import BinaryIO
+from weakref import WeakSet
 
-from workbench.vfs import paths, syscalls
-from workbench.vfs.local import LocalStorage
+from workbench.vfs import handles, paths
+from workbench.vfs.handles import LowerFile
+from workbench.vfs.layers import Entry, Found, OpenMode, Upper
+from workbench.vfs.marks import PREFIX
+from workbench.vfs.merged import MergedView
 from workbench.vfs.storage import Kind, Stat, Storage
-from workbench.vfs.upper import LocalUpper
+
+_NEW_FILE = 0o666
+_SHARED = 0o777
+"""What a copy takes on of a mode, as cp(1): not setuid and its like."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Upper:
-    """What the upper says of a path: its own entry, if any; how many leading components are directories of the upper;
-    and whether the lower still shows at the path itself (`lower`) and below it (`lower_below`)."""
+class Overlay(MergedView):
+    """A lower layer that nothing changes, and an upper one that takes every change; together a writable tree.
 
-    stat: Stat | None
-    directories: int
-    lower: bool
-    lower_below: bool
+    Each operation is one step in the upper layer, or several in an order in which none is seen before it's whole: a
+    killed process leaves what was before or what was asked for, but for `copy` and `makedirs`, of which it may leave a
+    part, and `rename` of what the lower has, of which it may leave copies that nobody sees. Nothing follows a symlink: as
+    the last component it's an entry of its own, in the middle NotADirectoryError.
 
-    def same_directory(self, other: _Upper) -> bool:
-        if self.stat is None or other.stat is None:
-            return False
-        return (self.stat.inode, self.lower_below) == (other.stat.inode, other.lower_below)
-
-
-class Overlay:
-    """What a sandbox sees: the upper layer over the lower, as the kernel merges them.
-
-    An upper entry stands before a lower one; directories of both merge; a whiteout hides; below an opaque directory,
-    and below an upper directory whose lower counterpart isn't one, nothing of the lower shows. Paths are bytes relative
-    to the root. No method but `resolve` follows a symlink: in the middle of a path it's NotADirectoryError. The layers
-    stay the caller's to close. It may be read while the overlay is mounted: each answer is then of some moment between
-    the call and its return.
-
-    `scratch` is the name, at the root, of the directory that listings leave out; with `hide_hidden_paths` they also
-    leave out every name that starts with one `_` and that the lower doesn't have. A hidden path can be read, and
-    listed, by name. All methods raise OptionsError for an impossible path, OverlayError (layer_unsupported) for an
-    upper entry that can't be read as the kernel would, and OSError with errno and path.
+    With an upper on disk its caller holds the overlay's lock, for as long as a file is open for writing, too, and nothing
+    is mounted. Permission bits are kept; whether they're obeyed is the upper's filesystem's affair. Threads may share one.
+    Beyond what each method says all raise what `MergedView` does, FileNotFoundError and NotADirectoryError for the way to
+    a path, and whatever the system has to say of the upper (ENOSPC, EACCES, EROFS).
     """
 
     def __init__(
-        self, lower: Storage, upper: LocalUpper, *, scratch: bytes = b"_notes", hide_hidden_paths: bool = False
+        self, lower: Storage, upper: Upper, *, scratch: bytes = b"_notes", hide_hidden_paths: bool = False
     ) -> None:
-        self.lower = lower
-        self.upper = upper
-        self.scratch = scratch
-        self.hide_hidden_paths = hide_hidden_paths
+        super().__init__(lower, upper, scratch=scratch, hide_hidden_paths=hide_hidden_paths)
+        self._waiting: dict[bytes, WeakSet[LowerFile]] = {}
 
-    def stat(self, path: bytes) -> Stat:
-        """An entry's metadata. Raises FileNotFoundError, NotADirectoryError."""
-        found = self._look(path)
-        return found.stat or self._stat_below(path, found)
-
-    def exists(self, path: bytes) -> bool:
-        """Whether anything is there, a dangling symlink too."""
-        try:
-            self.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
-
-    def list(self, path: bytes) -> builtins.list[bytes]:
-        """The names in a directory, sorted bytewise, without hidden ones. Raises as `stat`, and NotADirectoryError."""
-        return [name for name, _ in self.entries(path)]
-
-    def entries(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
-        """As `list`, with the kind of each entry."""
-        return self._visible(path, self._merge(path)[1], self._is_hidden(path))
+    # Files
 
     def open(self, path: bytes, mode: str = "rb") -> BinaryIO:
-        """A regular file; `mode` is rb, r+b, wb, w+b, ab, a+b, xb or x+b. Never blocks.
+        """A regular file, buffered and seekable; `mode` is rb, r+b, wb, w+b, ab, a+b, xb or x+b. Never blocks.
 
-        Raises as `stat`, IsADirectoryError, and OSError: ELOOP on a symlink, EINVAL on a FIFO, a socket or a device.
+        It stays the same file over a rename or a deletion. A lower file is copied up when it's first written to, not
+        before; what was opened `rb` before that goes on showing the lower one, as in the kernel's overlay. Raises
+        OptionsError for another mode, IsADirectoryError, FileExistsError (x), and OSError: ELOOP on a symlink, EINVAL on
+        a FIFO, a socket or a device.
         """
-        found = self._look(path)
-        if found.stat is None:
-            self._stat_below(path, found)
-            return self.lower.open(path)
-        file = self.upper.open(path)
-        try:
-            self.upper.check_entry(file.fileno())
-        except BaseException:
-            file.close()
-            raise
-        return file
+        if mode == "rb":
+            return super().open(path)
+        asked = handles.open_mode(mode)
+        with self.upper.lock:
+            return handles.buffered(self._open_for_writing(path, asked), asked)
 
-    def readlink(self, path: bytes) -> bytes:
-        """A symlink's target. Raises as `stat`, and OSError(EINVAL) on anything else."""
-        found = self._look(path)
-        if found.stat is not None:
-            return self.upper.readlink(path)
-        self._stat_below(path, found)
-        return self.lower.readlink(path)
-
-    def resolve(self, path: bytes) -> bytes:
-        """Follow every symlink in `path`, the last one too, inside the overlay; raises as `stat`, `paths.resolve`."""
-        return paths.resolve(path, lambda at: self.stat(at).kind, self.readlink)
-
-    def walk(self, path: bytes = b"") -> Iterator[tuple[bytes, builtins.list[bytes], builtins.list[bytes]]]:
-        """Every directory from `path` down, parents first: (its path, names of directories, names of all else).
-
-        Both are sorted bytewise and without hidden names. Names taken out of the list of directories before the next
-        step aren't entered. A directory that vanishes meanwhile is passed over. Raises as `list`.
-        """
-        hidden = self._is_hidden(path)
-        # What is looked up from its parent costs the same at any depth.
-        waiting: builtins.list[tuple[bytes, _Upper | None]] = [(path, None)]
-        while waiting:
-            here, above = waiting.pop()
-            try:
-                found, merged = self._merge(here, above)
-            except (FileNotFoundError, NotADirectoryError):
-                if above is None:
-                    raise
-                continue
-            entries = self._visible(here, merged, hidden)
-            directories = [name for name, kind in entries if kind is Kind.DIR]
-            yield here, directories, [name for name, kind in entries if kind is not Kind.DIR]
-            waiting.extend((_child(here, name), found) for name in reversed(directories))
-
-    # Writing. Signatures first; the bodies follow.
-
-    def read_bytes(self, path: bytes) -> bytes:
-        """A regular file's content. Raises as `open`."""
-        with self.open(path) as file:
-            return file.read()
+    def _open_for_writing(self, path: bytes, mode: OpenMode) -> io.RawIOBase:
+        found, kind = self._target(path)
+        if kind is None:
+            if not mode.create:
+                raise paths.error(errno.ENOENT, path)
+            self._make_way(path, found)
+            self.upper.make_file(path, _NEW_FILE)
+            return self.upper.edit(path, mode)
+        if mode.exclusive:
+            raise paths.error(errno.EEXIST, path)
+        _refuse_irregular(kind, path)
+        if found.kind is None and mode.truncate:
+            self._copy_up(path, found, content=b"")
+        elif found.kind is None:
+            waiting = LowerFile(path, mode, self.lower.open(path), self._copy_up_waiting)
+            self._waiting.setdefault(path, WeakSet()).add(waiting)
+            return waiting
+        return self.upper.edit(path, mode)
 
     def write_bytes(self, path: bytes, data: bytes) -> None:
-        """Put a file's whole content in place at once."""
-        raise NotImplementedError
+        """Put a file with this content in place of what is there, at once, as editors do; its mode and attributes stay.
 
-    def create(self, path: bytes, mode: int = 0o666, *, exclusive: bool = True) -> None:
-        """Make an empty file."""
-        raise NotImplementedError
+        Other hard links, and what is open, keep the old content. Raises IsADirectoryError, and OSError as `open`.
+        """
+        with self.upper.lock:
+            found, kind = self._target(path)
+            if kind is None:
+                self._make_way(path, found)
+                self.upper.make_file(path, _NEW_FILE, data)
+                return
+            _refuse_irregular(kind, path)
+            self._settle(path)
+            if found.kind is None and self.upper.look(path).kind is None:
+                stat = self._stat_below(path, found)
+                self._make_way(path, found)
+                self.upper.put(
+                    path, Entry(Kind.FILE, stat.mode, (stat.uid, stat.gid), None, self._lower_xattrs(path), data)
+                )
+            else:
+                self.upper.replace(path, data)
+
+    def create(self, path: bytes, mode: int = _NEW_FILE, *, exclusive: bool = True) -> None:
+        """Make an empty file; `mode` is subject to the umask. Unless `exclusive`, one that is there stays as it is.
+
+        Raises FileExistsError, and IsADirectoryError and OSError as `open`.
+        """
+        with self.upper.lock:
+            found, kind = self._target(path)
+            if kind is None:
+                self._make_way(path, found)
+                self.upper.make_file(path, mode)
+            elif exclusive:
+                raise paths.error(errno.EEXIST, path)
+            else:
+                _refuse_irregular(kind, path)
 
     def truncate(self, path: bytes, size: int) -> None:
-        """Cut or extend a file."""
-        raise NotImplementedError
+        """Cut a file to `size` bytes, or extend it by a hole. Raises as `open` in mode r+b, and OSError(EINVAL)."""
+        if size < 0:
+            raise paths.error(errno.EINVAL, path)
+        with self.open(path, "r+b") as file:
+            file.truncate(size)
+
+    # Directories
 
     def mkdir(self, path: bytes, mode: int = 0o777) -> None:
-        """Make a directory."""
-        raise NotImplementedError
+        """Make a directory; `mode` is subject to the umask. Raises FileExistsError."""
+        with self.upper.lock:
+            found, kind = self._target(path)
+            if kind is not None:
+                raise paths.error(errno.EEXIST, path)
+            self._make_way(path, found)
+            self.upper.make_directory(path, mode, opaque=found.kind is Kind.WHITEOUT)
 
     def makedirs(self, path: bytes, mode: int = 0o777, *, exist_ok: bool = False) -> None:
-        """Make a directory and those above it."""
-        raise NotImplementedError
+        """Make a directory, and those above it that aren't there. Raises FileExistsError, NotADirectoryError.
+
+        With `exist_ok` a directory that is there is as good; anything else isn't.
+        """
+        names = paths.parts(path)
+        with self.upper.lock:
+            there = len(names)
+            while there and self.kind(b"/".join(names[:there])) is None:
+                there -= 1
+            if there == len(names) and not (exist_ok and self.kind(path) is Kind.DIR):
+                raise paths.error(errno.EEXIST, path)
+            for depth in range(there + 1, len(names) + 1):
+                self.mkdir(b"/".join(names[:depth]), mode)
 
     def rmdir(self, path: bytes) -> None:
-        """Remove an empty directory."""
-        raise NotImplementedError
+        """Remove an empty directory. Raises NotADirectoryError, OSError: ENOTEMPTY, EBUSY on the root.
+
+        What listings hide counts: a root with a scratch directory isn't empty.
+        """
+        with self.upper.lock:
+            found = self._removable(path)
+            if self._kind_of(path, found) is not Kind.DIR:
+                raise paths.error(errno.ENOTDIR, path)
+            self._refuse_full(path)
+            self._remove(path, found)
 
     def unlink(self, path: bytes) -> None:
-        """Remove anything but a directory."""
-        raise NotImplementedError
+        """Remove anything but a directory. Raises IsADirectoryError."""
+        with self.upper.lock:
+            found = self._look(path)
+            if self._kind_of(path, found) is Kind.DIR:
+                raise paths.error(errno.EISDIR, path)
+            self._remove(path, found)
 
     def remove_tree(self, path: bytes) -> None:
-        """Remove a directory with all that is in it, or any other entry."""
-        raise NotImplementedError
+        """Remove a directory with all that is in it, or any other entry, in one step. Raises OSError(EBUSY) on the root."""
+        with self.upper.lock:
+            found = self._removable(path)
+            self._kind_of(path, found)
+            self._remove(path, found)
+
+    def _removable(self, path: bytes) -> Found:
+        if not path:
+            raise paths.error(errno.EBUSY, path)
+        return self._look(path)
+
+    def _remove(self, path: bytes, found: Found) -> None:
+        whiteout = self._lower_has(path, found)
+        self._settle(path)
+        self._make_way(path, found)
+        self.upper.remove(path, whiteout=whiteout)
+
+    # Moving and copying
 
     def rename(self, src: bytes, dst: bytes, *, replace: bool = True) -> None:
-        """Move an entry."""
-        raise NotImplementedError
+        """Move an entry to another path, over what rename(2) lets it replace.
+
+        A directory that the lower has is copied up with all that is in it, where the kernel's overlay would refuse
+        (EXDEV) and leave that to the caller. Without `replace` FileExistsError where anything is at `dst`. Else raises as
+        rename(2): IsADirectoryError, NotADirectoryError, OSError: ENOTEMPTY, EINVAL into itself, EBUSY on the root.
+        """
+        with self.upper.lock:
+            found = self._removable(src)
+            kind = self._kind_of(src, found)
+            target, there = self._target(dst)
+            if not dst:
+                raise paths.error(errno.EBUSY, dst)
+            if kind is Kind.DIR and paths.is_below(dst, src):
+                raise paths.error(errno.EINVAL, dst)
+            if there is not None:
+                if not replace:
+                    raise paths.error(errno.EEXIST, dst)
+                if src == dst or self._is_one_file(found, target):
+                    return
+                self._refuse_to_replace(kind, dst, there, src)
+            self._move(src, dst, target, kind)
+
+    def _refuse_to_replace(self, kind: Kind, dst: bytes, there: Kind, src: bytes) -> None:
+        if there is not Kind.DIR:
+            if kind is Kind.DIR:
+                raise paths.error(errno.ENOTDIR, dst)
+            return
+        if paths.is_below(src, dst):
+            raise paths.error(errno.ENOTEMPTY, dst)
+        if kind is not Kind.DIR:
+            raise paths.error(errno.EISDIR, dst)
+        self._refuse_full(dst)
+
+    @staticmethod
+    def _is_one_file(found: Found, target: Found) -> bool:
+        """Whether two paths are hard links of each other; then rename(2) does nothing."""
+        if found.kind in (None, Kind.DIR) or target.kind in (None, Kind.DIR):
+            return False
+        return found.identity == target.identity
+
+    def _move(self, src: bytes, dst: bytes, target: Found, kind: Kind) -> None:
+        self._settle(dst)
+        if kind is Kind.DIR:
+            self._copy_up_tree(src)
+        else:
+            self._copy_up(src)
+        self._make_way(dst, target)
+        found = self.upper.look(src)
+        whiteout = self._lower_has(src, found)
+        if kind is Kind.DIR and found.lower_below:
+            self.upper.make_opaque(src)
+        self.upper.move(src, dst, whiteout=whiteout, opaque=kind is Kind.DIR and target.lower)
 
     def copy(self, src: bytes, dst: bytes, *, replace: bool = True) -> None:
-        """Copy a file or a tree."""
-        raise NotImplementedError
+        """Copy a file, a symlink, or a directory with all that is in it: content and permission bits, not the times.
+
+        A file is complete when it appears, and replaces anything but a directory there, unless `replace` is False. A
+        directory replaces nothing. Raises FileExistsError, IsADirectoryError, OSError: EINVAL into itself, EPERM for a
+        device.
+        """
+        with self.upper.lock:
+            kind = self._kind_of(src, self._look(src))
+            target, there = self._target(dst)
+            if there is not None and (kind is Kind.DIR or not replace):
+                raise paths.error(errno.EEXIST, dst)
+            if there is Kind.DIR:
+                raise paths.error(errno.EISDIR, dst)
+            if src == dst:
+                return
+            if kind is not Kind.DIR:
+                self._copy(src, dst, target)
+                return
+            if paths.is_below(dst, src):
+                raise paths.error(errno.EINVAL, dst)
+            self._copy_tree(src, dst)
+
+    def _copy(self, src: bytes, dst: bytes, target: Found) -> None:
+        stat = self.stat(src)
+        if stat.kind is Kind.DEVICE:
+            raise paths.error(errno.EPERM, src)
+        self._settle(dst)
+        self._make_way(dst, target)
+        link = self.readlink(src) if stat.kind is Kind.SYMLINK else b""
+        with super().open(src) if stat.kind is Kind.FILE else io.BytesIO() as content:
+            self.upper.put(dst, Entry(stat.kind, stat.mode & _SHARED, content=content, target=link))
+
+    def _copy_tree(self, src: bytes, dst: bytes) -> None:
+        waiting = [(src, dst)]
+        made = []
+        while waiting:
+            here, there = waiting.pop()
+            self.mkdir(there)
+            made.append((there, self.stat(here).mode & _SHARED))
+            for name, kind in sorted(self._merge(here)[1].items()):
+                below = (_child(here, name), _child(there, name))
+                if kind is Kind.DIR:
+                    waiting.append(below)
+                elif kind is not Kind.WHITEOUT:
+                    self._copy(*below, self.upper.look(below[1]))
+        # Last, since the owner may have closed a directory to himself.
+        for there, mode in reversed(made):
+            setgid = self.stat(there).mode & stat_module.S_ISGID
+            self.upper.chmod(there, mode | setgid)
+
+    # Links and metadata
 
     def symlink(self, target: bytes, path: bytes) -> None:
-        """Make a symlink at `path`."""
-        raise NotImplementedError
+        """Make a symlink at `path` to `target`, which may be anything but empty. Raises FileExistsError, OSError(EINVAL)."""
+        if not target or b"\0" in target:
+            raise paths.error(errno.EINVAL, path)
+        with self.upper.lock:
+            found, kind = self._target(path)
+            if kind is not None:
+                raise paths.error(errno.EEXIST, path)
+            self._make_way(path, found)
+            self.upper.make_symlink(path, target)
 
     def link(self, src: bytes, dst: bytes) -> None:
-        """Make `dst` another name of `src`."""
-        raise NotImplementedError
+        """Make `dst` another name of `src`, which is copied up. Raises FileExistsError, OSError(EPERM) on a directory."""
+        with self.upper.lock:
+            kind = self._kind_of(src, self._look(src))
+            target, there = self._target(dst)
+            if there is not None:
+                raise paths.error(errno.EEXIST, dst)
+            if kind is Kind.DIR:
+                raise paths.error(errno.EPERM, src)
+            self._copy_up(src)
+            self._make_way(dst, target)
+            self.upper.link(src, dst)
 
     def chmod(self, path: bytes, mode: int) -> None:
-        """Set permission bits."""
-        raise NotImplementedError
+        """Set the permission bits, setuid, setgid and sticky (0 to 0o7777). Raises OSError(ENOTSUP) on a symlink."""
+        with self.upper.lock:
+            if self._kind_of(path, self._look(path)) is Kind.SYMLINK:
+                raise paths.error(errno.ENOTSUP, path)
+            self._copy_up(path)
+            self.upper.chmod(path, mode)
 
     def utime(self, path: bytes, mtime_ns: int | None = None, *, atime_ns: int | None = None) -> None:
-        """Set times; None is now."""
-        raise NotImplementedError
-
-    def getxattr(self, path: bytes, name: bytes) -> bytes:
-        """One extended attribute; OSError(ENODATA) where there is none."""
-        raise NotImplementedError
+        """Set the times, in ns; None for `mtime_ns` is now, for `atime_ns` the same as `mtime_ns`."""
+        mtime_ns = time.time_ns() if mtime_ns is None else mtime_ns
+        with self.upper.lock:
+            self._copy_up(path)
+            self.upper.utime(path, mtime_ns if atime_ns is None else atime_ns, mtime_ns)
 
     def setxattr(self, path: bytes, name: bytes, value: bytes) -> None:
-        """Set an extended attribute."""
-        raise NotImplementedError
-
-    def listxattr(self, path: bytes) -> builtins.list[bytes]:
-        """The names of extended attributes, sorted."""
-        raise NotImplementedError
+        """Set an extended attribute. Raises OSError, EPERM for one of overlayfs itself, and for a `user.` one
+        of anything but a file or a directory."""
+        with self.upper.lock:
+            self._refuse_attribute(path, name)
+            self._copy_up(path)
+            self.upper.setxattr(path, name, value)
 
     def removexattr(self, path: bytes, name: bytes) -> None:
-        """Remove an extended attribute."""
-        raise NotImplementedError
+        """Take an extended attribute away. Raises OSError: ENODATA where there is none, EPERM as `setxattr`."""
+        with self.upper.lock:
+            self._refuse_attribute(path, name)
+            self.getxattr(path, name)
+            self._copy_up(path)
+            self.upper.removexattr(path, name)
 
-    def glob(self, pattern: bytes) -> builtins.list[bytes]:
-        """The paths that fit a pattern, sorted bytewise."""
-        raise NotImplementedError
+    def _refuse_attribute(self, path: bytes, name: bytes) -> None:
+        kind = self._kind_of(path, self._look(path))
+        carries = kind in (Kind.FILE, Kind.DIR) or not name.startswith(b"user.")
+        if name.startswith(PREFIX) or not carries:
+            raise paths.error(errno.EPERM, path)
 
-    def find(self, path: bytes = b"", *, kind: Kind | None = None) -> Iterator[bytes]:
-        """Every path below `path`, parents first, of one kind where that's given."""
-        raise NotImplementedError
+    # The rules
 
-    def _merge(self, path: bytes, above: _Upper | None = None) -> tuple[_Upper, dict[bytes, Kind]]:
-        """What the upper says of a directory, and all raw names in it; `above` is what it says of the parent."""
-        found = self._look(path, above)
-        while found.stat is not None and found.lower_below:
-            merged = self._lower_entries(path) | dict(self.upper.entries(path))
-            # A directory that was deleted meanwhile has lost its whiteouts first, so that lower names would come back.
-            again = self._look(path, above)
-            if again.same_directory(found):
-                return found, merged
-            found = again
-        if found.stat is not None:
-            return found, dict(self.upper.entries(path))
-        self._stat_below(path, found)
-        return found, dict(_entries(self.lower, path))
-
-    def _visible(self, path: bytes, merged: dict[bytes, Kind], hidden: bool) -> builtins.list[tuple[bytes, Kind]]:
-        return sorted(
-            (name, kind)
-            for name, kind in merged.items()
-            if kind is not Kind.WHITEOUT and (hidden or not self._hides(path, name))
-        )
-
-    def _hides(self, path: bytes, name: bytes) -> bool:
-        if not path and name == self.scratch:
-            return True
-        if not self.hide_hidden_paths or not _is_hidden_name(name):
-            return False
-        return not _exists(self.lower, _child(path, name))
-
-    def _is_hidden(self, path: bytes) -> bool:
-        """Whether listings from further up pass over it; what is below is then shown as it is."""
-        names = paths.parts(path)
-        if names[:1] == (self.scratch,):
-            return True
-        return self.hide_hidden_paths and any(
-            _is_hidden_name(name) and not _exists(self.lower, b"/".join(names[: depth + 1]))
-            for depth, name in enumerate(names)
-        )
-
-    def _look(self, path: bytes, above: _Upper | None = None) -> _Upper:
-        """What the upper says of a path; `above` is what it says of the parent, where that's known.
-
-        Raises for what the upper decides alone: a whiteout, or a file in the way.
-        """
-        return self._look_down(path) if above is None else self._look_from(above, path)
-
-    def _look_down(self, path: bytes) -> _Upper:
-        names = paths.parts(path)
-        lower = True
-        here = paths.open_below(self.upper.root_fd, b"", os.O_PATH | os.O_DIRECTORY)
-        try:
-            below = self._shows_below(here)
-            for depth, name in enumerate(names):
-                lower = below
-                try:
-                    entry = syscalls.openat2(here, name, os.O_PATH | os.O_NOFOLLOW)
-                except FileNotFoundError:
-                    return _Upper(None, depth, lower, lower)
-                except OSError as error:
-                    raise paths.error(error.errno or errno.EIO, path) from error
-                os.close(here)
-                here = entry
-                kind = Stat.of(os.fstat(here)).kind
-                if kind is Kind.WHITEOUT:
-                    raise paths.error(errno.ENOENT, path)
-                if kind is Kind.DIR:
-                    below = lower and self._shows_below(here)
-                elif depth + 1 < len(names):
-                    raise paths.error(errno.ENOTDIR, path)
-                else:
-                    below = False
-            return _Upper(Stat.of(os.fstat(here)), len(names), lower, below)
-        finally:
-            os.close(here)
-
-    def _look_from(self, above: _Upper, path: bytes) -> _Upper:
-        absent = _Upper(None, above.directories, above.lower_below, above.lower_below)
-        if above.stat is None:
-            return absent
-        try:
-            fd = paths.open_below(self.upper.root_fd, path, os.O_PATH)
-        except FileNotFoundError:
-            return absent
-        try:
-            stat = Stat.of(os.fstat(fd))
-            if stat.kind is Kind.WHITEOUT:
-                raise paths.error(errno.ENOENT, path)
-            below = stat.kind is Kind.DIR and above.lower_below and self._shows_below(fd)
-            return _Upper(stat, above.directories + 1, above.lower_below, below)
-        finally:
-            os.close(fd)
-
-    def _shows_below(self, fd: int) -> bool:
-        return not self.upper.attributes_of(fd).opaque
-
-    def _stat_below(self, path: bytes, found: _Upper) -> Stat:
-        """The lower's stat of a path that the upper has nothing of."""
+    def _target(self, path: bytes) -> tuple[Found, Kind | None]:
+        """What the upper says of a path, and what the merged view has there. Raises for the way to it."""
+        found = self.upper.look(path)
+        if found.kind is Kind.WHITEOUT:
+            return found, None
+        if found.kind is not None:
+            return found, found.kind
         if not found.lower:
-            raise paths.error(errno.ENOENT, path)
+            self._require_parent(path, found)
+            return found, None
         try:
-            stat = self.lower.stat(path)
-        except NotADirectoryError as error:
-            if self._replaces(path, found):
-                raise paths.error(errno.ENOENT, path) from error
-            raise
-        if stat.kind is Kind.WHITEOUT:
-            raise paths.error(errno.ENOENT, path)
-        return stat
+            return found, self._stat_below(path, found).kind
+        except FileNotFoundError:
+            self._require_parent(path, found)
+            return found, None
 
-    def _replaces(self, path: bytes, found: _Upper) -> bool:
-        """Whether the upper's last directory on the way stands where the lower has something else."""
-        above = b"/".join(paths.parts(path)[: found.directories])
+    def _require_parent(self, path: bytes, found: Found) -> None:
+        names = paths.parts(path)
+        if found.directories + 1 >= len(names):
+            return
+        parent = b"/".join(names[:-1])
         try:
-            return self.lower.stat(above).kind is not Kind.DIR
-        except (FileNotFoundError, NotADirectoryError):
-            return True
+            kind = self.stat(parent).kind
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise paths.error(error.errno or errno.ENOENT, path) from error
+        if kind is not Kind.DIR:
+            raise paths.error(errno.ENOTDIR, path)
 
-    def _lower_entries(self, path: bytes) -> dict[bytes, Kind]:
+    def _kind_of(self, path: bytes, found: Found) -> Kind:
+        return found.kind or self._stat_below(path, found).kind
+
+    def _lower_has(self, path: bytes, found: Found) -> bool:
+        """Whether the lower would show at a path if the upper had nothing there."""
+        if not found.lower:
+            return False
         try:
-            return dict(_entries(self.lower, path))
+            return self.lower.stat(path).kind is not Kind.WHITEOUT
         except (FileNotFoundError, NotADirectoryError):
-            return {}
+            return False
+
+    def _refuse_full(self, path: bytes) -> None:
+        if any(kind is not Kind.WHITEOUT for kind in self._merge(path)[1].values()):
+            raise paths.error(errno.ENOTEMPTY, path)
+
+    def _lower_xattrs(self, path: bytes) -> dict[bytes, bytes]:
+        return self._detailed.xattrs(path) if self._detailed is not None else {}
+
+    def _make_way(self, path: bytes, found: Found) -> None:
+        """Have the directory that holds a path, and those above it, in the upper."""
+        names = paths.parts(path)
+        if found.directories + 1 >= len(names):
+            return
+        # Again: something else may have been copied up since.
+        for depth in range(self.upper.look(path).directories + 1, len(names)):
+            above = b"/".join(names[:depth])
+            self._put_from_lower(above, self.lower.stat(above))
+
+    def _copy_up(self, path: bytes, found: Found | None = None, *, content: bytes | None = None) -> None:
+        """Have an entry in the upper as it is; a directory without what is in it, a file with other `content` if given."""
+        found = found or self._look(path)
+        if found.kind is not None:
+            return
+        stat = self._stat_below(path, found)
+        self._make_way(path, found)
+        self._put_from_lower(path, stat, content)
+        for waiting in self._waiting.pop(path, ()):
+            if not waiting.closed:
+                waiting.attach(self.upper.edit(path, waiting.open_mode))
+
+    def _put_from_lower(self, path: bytes, stat: Stat, content: bytes | None = None) -> None:
+        if stat.kind is Kind.DEVICE:
+            raise paths.error(errno.EPERM, path)
+        xattrs = self._lower_xattrs(path)
+        target = self.lower.readlink(path) if stat.kind is Kind.SYMLINK else b""
+        if stat.kind is not Kind.FILE or content is not None:
+            self.upper.put(path, Entry.of(stat, xattrs, content or b"", target), copy_up=True)
+            return
+        with self.lower.open(path) as file:
+            self.upper.put(path, Entry.of(stat, xattrs, file), copy_up=True)
+
+    def _copy_up_tree(self, top: bytes) -> None:
+        """Have a directory in the upper with all that is in it."""
+        self._copy_up(top)
+        waiting: builtins.list[tuple[bytes, Found | None]] = [(top, None)]
+        while waiting:
+            here, above = waiting.pop()
+            found, merged = self._merge(here, above)
+            if not found.lower_below:
+                continue
+            for name, kind in merged.items():
+                if kind is not Kind.WHITEOUT:
+                    below = _child(here, name)
+                    self._copy_up(below, self.upper.look(below, found))
+                    if kind is Kind.DIR:
+                        waiting.append((below, found))
+
+    def _settle(self, path: bytes) -> None:
+        """Copy up what is open for writing at a path, or below, before it's taken away: it stays that file."""
+        for waiting in [at for at in self._waiting if at == path or paths.is_below(at, path)]:
+            if any(not file.closed for file in self._waiting[waiting]):
+                self._copy_up(waiting)
+            self._waiting.pop(waiting, None)
+
+    def _copy_up_waiting(self, file: LowerFile) -> None:
+        with self.upper.lock:
+            self._copy_up(file.name)
+            if not file.attached:
+                # Somebody else, with an overlay of his own over these layers, has copied it up.
+                file.attach(self.upper.edit(file.name, file.open_mode))
 
 
 def _child(path: bytes, name: bytes) -> bytes:
     return path + b"/" + name if path else name
 
 
-def _is_hidden_name(name: bytes) -> bool:
-    return name.startswith(b"_") and not name.startswith(b"__")
-
-
-def _exists(storage: Storage, path: bytes) -> bool:
-    try:
-        storage.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-def _entries(storage: Storage, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
-    if isinstance(storage, LocalStorage):
-        return storage.entries(path)
-    return [(name, storage.stat(_child(path, name)).kind) for name in storage.list(path)]
+def _refuse_irregular(kind: Kind, path: bytes) -> None:
+    if kind is not Kind.FILE:
+        code = {Kind.DIR: errno.EISDIR, Kind.SYMLINK: errno.ELOOP}.get(kind, errno.EINVAL)
+        raise paths.error(code, path)

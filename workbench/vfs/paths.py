@@ -25,7 +25,7 @@ def parts(path: bytes) -> tuple[bytes, ...]:
     if not path:
         return ()
     names = tuple(path.split(b"/"))
-    if b"\0" in path or any(name in (b"", b".", b"..") for name in names):
+    if b"\0" in path or b"" in names or b"." in names or b".." in names:
         raise OptionsError(
             f"'{display(path)}' isn't a path inside the workspace.",
             hint="Give a path relative to the workspace's root, without '.' and '..' components.",
@@ -105,7 +105,7 @@ def open_below(root_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
     if not names:
         return _open_again(root_fd, flags)
     here = root_fd
-    pieces = list(_pieces(names))
+    pieces = [path] if len(path) < _PATH_MAX else list(_pieces(names))
     try:
         for position, piece in enumerate(pieces, start=1):
             last = position == len(pieces)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from workbench.errors import OverlayError, StateError
-from workbench.protocol.records import OverlayRecord
+from workbench.protocol.records import MountRecord, OverlayRecord
 from workbench.vfs import paths
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.statefile import read_json, write_json
@@ -60,7 +60,8 @@ class OverlayDirectory:
     def create(cls, path: str, session: str, scratch: str = "_notes", timeout: float = 10.0) -> OverlayDirectory:
         """Make an overlay's directory (mode 0700), or complete one that a killed process left.
 
-        An overlay that is there already is opened as it is. `timeout` is how many seconds to wait for another process
+        An overlay that is there already is opened as it is; one whose record was lost gets another, with a mount of which
+        nothing is known. `timeout` is how many seconds to wait for another process
         that is making it. Raises OSError, OverlayError (overlay_busy).
         """
         overlay = cls(path)
@@ -72,7 +73,12 @@ class OverlayDirectory:
             if not os.path.lexists(overlay._record_path):
                 for layer in (overlay.upper_path, overlay.work_path):
                     os.makedirs(layer, mode=0o700, exist_ok=True)
-                overlay.save(OverlayRecord(session=session, scratch=scratch))
+                record = OverlayRecord(session=session, scratch=scratch)
+                if os.listdir(overlay.upper_path) or os.listdir(overlay.work_path):
+                    # It was mounted before, and its record is lost: nothing is known of when, and what it's mounted on.
+                    lost = MountRecord(name="", backend="", boot_id="")
+                    record = record.model_copy(update={"mounts": (lost,), "git_fingerprint": "lost"})
+                overlay.save(record)
         return overlay
 
     @classmethod
@@ -92,7 +98,7 @@ class OverlayDirectory:
         except FileNotFoundError as error:
             raise StateError(
                 f"The overlay at {paths.display(os.fsencode(self.path))} has no {_RECORD}.",
-                hint="Its files are untouched. What was mounted isn't known: end its sandbox before going on.",
+                hint="Its files are untouched. End its sandbox with 'workbench stop', then try again.",
             ) from error
 
     def save(self, record: OverlayRecord) -> None:
@@ -100,8 +106,8 @@ class OverlayDirectory:
         write_json(self._record_path, record)
 
     def upper(self) -> LocalUpper:
-        """The upper layer, which the caller closes. Raises OSError."""
-        return LocalUpper(os.fsencode(self.upper_path))
+        """The upper layer, which the caller closes; only the lock's holder writes in it. Raises OSError."""
+        return LocalUpper(os.fsencode(self.upper_path), work=os.fsencode(self.work_path))
 
     @contextmanager
     def lock(self, timeout: float = 0.0) -> Iterator[OverlayLock]:

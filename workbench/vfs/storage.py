@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import stat as stat_module
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, runtime_checkable
 
 
 class Kind(StrEnum):
@@ -85,4 +86,18 @@ class Storage(Protocol):
 
     def readlink(self, path: bytes) -> bytes:
         """A symlink's target. Raises as `stat`, and OSError(EINVAL) on anything else."""
+        ...
+
+
+@runtime_checkable
+class DetailedStorage(Storage, Protocol):
+    """What a lower layer may know beyond `Storage`: it's used where both methods are there."""
+
+    # `builtins`, since `list` is a method here.
+    def entries(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
+        """As `list`, with the kind of each entry."""
+        ...
+
+    def xattrs(self, path: bytes) -> dict[bytes, bytes]:
+        """The extended attributes of an entry, copied up with it. Raises as `stat`."""
         ...

@@ -12,8 +12,8 @@ import fcntl
 import os
 import platform
 import struct
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 
 RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -24,6 +24,7 @@ RESOLVE_CONFINED = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
+RENAME_WHITEOUT = 4
 
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
@@ -50,6 +51,9 @@ _NUMBERS = {
 
 class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_HOW_SIZE = ctypes.sizeof(_OpenHow)
 
 
 class _FileHandle(ctypes.Structure):
@@ -91,10 +95,38 @@ def _name(name: bytes) -> ctypes.c_char_p:
     return ctypes.c_char_p(name)
 
 
+@cache
+def _openat2_function() -> Callable[..., int]:
+    # Every access to a layer is one of these: with declared types a call costs half.
+    function = ctypes.CDLL(None, use_errno=True)["syscall"]
+    function.restype = ctypes.c_long
+    function.argtypes = (
+        ctypes.c_long,
+        ctypes.c_long,
+        ctypes.c_char_p,
+        ctypes.POINTER(_OpenHow),
+        ctypes.c_size_t,
+    )
+    return function
+
+
+@lru_cache(maxsize=256)
+def _how(flags: int, mode: int, resolve: int) -> _OpenHow:
+    return _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+
+
 def _openat2(dir_fd: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
-    how = _OpenHow(flags | os.O_CLOEXEC, mode if flags & (os.O_CREAT | os.O_TMPFILE) else 0, resolve)
-    size = ctypes.c_size_t(ctypes.sizeof(how))
-    return _call(_OPENAT2, ctypes.c_long(dir_fd), _name(path), ctypes.byref(how), size)
+    if b"\0" in path:
+        raise ValueError("embedded null byte")
+    how = _how(flags, mode if flags & (os.O_CREAT | os.O_TMPFILE) else 0, resolve)
+    function = _openat2_function()
+    while True:
+        result = function(_OPENAT2, dir_fd, path, how, _HOW_SIZE)
+        if result >= 0:
+            return result
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
 
 
 @cache
@@ -120,6 +152,20 @@ def openat2(dir_fd: int, path: bytes, flags: int, mode: int = 0, resolve: int = 
     if _has_openat2():
         return _openat2(dir_fd, path, flags, mode, resolve)
     return _walk(dir_fd, path, flags, mode, same_mount=bool(resolve & RESOLVE_NO_XDEV))
+
+
+def try_openat2(dir_fd: int, path: bytes, flags: int) -> int:
+    """As `openat2`, fully confined, for what often isn't there: a descriptor, or -1 for ENOENT. Raises any other OSError."""
+    if _has_openat2():
+        result = _openat2_function()(_OPENAT2, dir_fd, path, _how(flags, 0, RESOLVE_CONFINED), _HOW_SIZE)
+        if result >= 0:
+            return result
+        if ctypes.get_errno() == errno.ENOENT:
+            return -1
+    try:
+        return openat2(dir_fd, path, flags)
+    except FileNotFoundError:
+        return -1
 
 
 def _walk(dir_fd: int, path: bytes, flags: int, mode: int, *, same_mount: bool) -> int:
@@ -155,7 +201,7 @@ def mount_id(fd: int) -> int:
 
 
 def renameat2(src_dir_fd: int, src: bytes, dst_dir_fd: int, dst: bytes, flags: int = 0) -> None:
-    """Rename `src` to `dst`, each relative to its directory; `flags` are RENAME_NOREPLACE or RENAME_EXCHANGE.
+    """Rename `src` to `dst`, each relative to its directory; `flags` are RENAME_* bits.
 
     Neither name is followed if it's a symlink. Raises OSError: EEXIST where RENAME_NOREPLACE finds something, EINVAL or
     ENOSYS where the filesystem or the kernel lacks the flag, and whatever rename(2) raises.

@@ -7,46 +7,52 @@ carries `user.overlay.origin`, the file handle of the lower entry (kernel, `Docu
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import stat as stat_module
-import struct
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
-from workbench.errors import OverlayError
-from workbench.vfs import paths
-from workbench.vfs.local import LocalStorage
+from workbench.vfs import marks, paths, syscalls
+from workbench.vfs.layers import Entry, Found, OpenMode
+from workbench.vfs.local import LocalStorage, open_quietly
+from workbench.vfs.marks import Attributes
+from workbench.vfs.staging import Staging
 from workbench.vfs.storage import Kind, Stat
 
-_PREFIX = b"user.overlay."
-_OPAQUE = b"user.overlay.opaque"
-_ORIGIN = b"user.overlay.origin"
-_REFUSED = (b"user.overlay.redirect", b"user.overlay.metacopy")
+__all__ = ["Attributes", "LocalUpper"]
 
-# struct ovl_fb: version, magic, length of all, flags, handle type, uuid of the lower filesystem; the handle follows.
-_ORIGIN_HEADER = struct.Struct("=BBBBB16s")
-_ORIGIN_VERSION = 0
-_ORIGIN_MAGIC = 0xFB
-
-
-@dataclass(frozen=True, slots=True)
-class Attributes:
-    """The extended attributes of an upper entry, read at once.
-
-    `origin` is the handle of the lower entry that it was copied up from, in the form of `syscalls.file_handle`, `b""`
-    where there is none. `xattrs` are the others, (name, value), sorted, without everything below `user.overlay.`.
-    """
-
-    opaque: bool
-    origin: bytes
-    xattrs: tuple[tuple[bytes, bytes], ...]
+_NEW_FILE = 0o600
+_NEW_DIRECTORY = 0o700
+_CHUNK = 1 << 20
 
 
 class LocalUpper(LocalStorage):
     """An upper layer: `LocalStorage` over its raw entries, whiteouts included, and the kernel's marks on them.
 
-    Descriptors given to its methods may be O_PATH ones.
+    Descriptors given to its methods may be O_PATH ones. `work` is a directory on the same filesystem, such as the one
+    that the mount has for it, where new entries are made before they're moved in place; without one nothing can be
+    written: OSError(EROFS). Who writes holds the overlay's lock, and nothing is mounted.
     """
+
+    def __init__(self, root: bytes | int, *, work: bytes | int | None = None) -> None:
+        super().__init__(root)
+        self.lock = threading.RLock()
+        self._work = work
+        self._staging: Staging | None = None
+
+    def close(self) -> None:
+        """Close the root, and take away what was staged; safe to call again."""
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
+        super().close()
+
+    # The marks
 
     def is_opaque(self, path: bytes) -> bool:
         """Whether a directory hides what the lower has in it. Raises as `LocalStorage.stat`."""
@@ -58,18 +64,18 @@ class LocalUpper(LocalStorage):
 
     def opaque_of(self, fd: int) -> bool:
         """As `is_opaque`, of a descriptor. Raises OSError."""
-        return _get(fd, _OPAQUE) == b"y"
+        return marks.get(fd, marks.OPAQUE) == b"y"
 
     def origin_of(self, fd: int) -> bytes:
         """As `Attributes.origin`, of a descriptor. Raises OSError, OverlayError (layer_unsupported)."""
-        return _origin(_get(fd, _ORIGIN) or b"")
+        return marks.origin(marks.get(fd, marks.ORIGIN) or b"")
 
     def is_copied_up(self, fd: int) -> bool:
         """Whether the kernel's mark says that an entry was copied up; a symlink, and a lower hard link, gets none.
 
         Raises OSError.
         """
-        return _ORIGIN in _names(fd)
+        return marks.ORIGIN in marks.names(fd)
 
     def check_entry(self, fd: int) -> None:
         """Refuse what we can't read as the kernel would.
@@ -77,19 +83,19 @@ class LocalUpper(LocalStorage):
         Raises OSError, and OverlayError (layer_unsupported) for a device node, a redirected directory, and a file whose
         content stayed in the lower layer (`metacopy`).
         """
-        _check(fd, _names(fd))
+        marks.check(fd, marks.names(fd))
 
     def xattrs_of(self, fd: int) -> tuple[tuple[bytes, bytes], ...]:
         """As `Attributes.xattrs`, of a descriptor. Raises OSError."""
-        return _others(fd, _names(fd))
+        return marks.others(fd, marks.names(fd))
 
     def attributes_of(self, fd: int) -> Attributes:
         """All of the above in one pass: `check_entry`, then what the entry carries. Raises as they do."""
-        names = _names(fd)
-        _check(fd, names)
-        opaque = _OPAQUE in names and _get(fd, _OPAQUE) == b"y"
-        origin = _origin(_get(fd, _ORIGIN) or b"") if _ORIGIN in names else b""
-        return Attributes(opaque, origin, _others(fd, names))
+        names = marks.names(fd)
+        marks.check(fd, names)
+        opaque = marks.OPAQUE in names and marks.get(fd, marks.OPAQUE) == b"y"
+        origin = marks.origin(marks.get(fd, marks.ORIGIN) or b"") if marks.ORIGIN in names else b""
+        return Attributes(opaque, origin, marks.others(fd, names))
 
     def make_whiteout(self, dir_fd: int, name: bytes) -> None:
         """Make a whiteout, which needs no privilege since Linux 5.8. Raises OSError."""
@@ -97,87 +103,422 @@ class LocalUpper(LocalStorage):
 
     def set_opaque(self, fd: int, opaque: bool) -> None:
         """Mark a directory as opaque, or take the mark away. Raises OSError."""
-        target = _target(fd)
+        target = marks.itself(fd)
         if opaque:
-            os.setxattr(target, _OPAQUE, b"y")
+            os.setxattr(target, marks.OPAQUE, b"y")
             return
         try:
-            os.removexattr(target, _OPAQUE)
+            os.removexattr(target, marks.OPAQUE)
         except OSError as error:
             if error.errno != errno.ENODATA:
                 raise
 
+    # Reading
 
-def _target(fd: int) -> bytes:
-    # The fxattr calls refuse O_PATH descriptors; through /proc the kernel jumps to the very inode, a symlink's too.
-    return os.fsencode(f"/proc/self/fd/{fd}")
+    def look(self, path: bytes, above: Found | None = None) -> Found:
+        """As `layers.Upper.look`. Raises OverlayError (layer_unsupported) as `check_entry`, of directories."""
+        return self._look_down(path) if above is None else self._look_from(above, path)
+
+    def _look_down(self, path: bytes) -> Found:
+        names = paths.parts(path)
+        # Of the root the kernel heeds no mark.
+        lower = below = True
+        here = self.root_fd
+        try:
+            for depth, name in enumerate(names):
+                lower = below
+                try:
+                    entry = syscalls.try_openat2(here, name, os.O_PATH | os.O_NOFOLLOW)
+                except OSError as error:
+                    raise paths.error(error.errno or errno.EIO, path) from error
+                if entry < 0:
+                    return Found(None, depth, lower, lower)
+                if here != self.root_fd:
+                    os.close(here)
+                here = entry
+                stat = os.fstat(here)
+                if stat_module.S_ISDIR(stat.st_mode):
+                    below = lower and self._shows_below(here)
+                elif depth + 1 == len(names):
+                    below = False
+                else:
+                    whiteout = Stat.of(stat).kind is Kind.WHITEOUT
+                    raise paths.error(errno.ENOENT if whiteout else errno.ENOTDIR, path)
+            return _found(here, len(names), lower, below)
+        finally:
+            if here != self.root_fd:
+                os.close(here)
+
+    def _look_from(self, above: Found, path: bytes) -> Found:
+        absent = Found(None, above.directories, above.lower_below, above.lower_below)
+        if above.kind is None:
+            return absent
+        try:
+            fd = paths.open_below(self.root_fd, path, os.O_PATH)
+        except FileNotFoundError:
+            return absent
+        try:
+            is_directory = stat_module.S_ISDIR(os.fstat(fd).st_mode)
+            below = is_directory and above.lower_below and self._shows_below(fd)
+            return _found(fd, above.directories + 1, above.lower_below, below)
+        finally:
+            os.close(fd)
+
+    def _shows_below(self, fd: int) -> bool:
+        names = marks.names(fd)
+        if not names:
+            return True
+        marks.check_names(names)
+        return marks.OPAQUE not in names or marks.get(fd, marks.OPAQUE) != b"y"
+
+    def open(self, path: bytes) -> BinaryIO:
+        """As `LocalStorage.open`, and OverlayError (layer_unsupported) as `check_entry`."""
+        file = super().open(path)
+        try:
+            marks.check_names(marks.names(file.fileno(), is_open=True))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def content(self, path: bytes) -> bytes | Found:
+        """As `layers.Upper.content`. Raises as `look` and `open`."""
+        # What the upper has stands before anything else, whatever is above it.
+        try:
+            paths.parts(path)
+            looked = syscalls.try_openat2(self.root_fd, path, os.O_PATH | os.O_NOFOLLOW)
+        except OSError:
+            return self.look(path)
+        if looked < 0:
+            return self.look(path)
+        try:
+            if not stat_module.S_ISREG(os.fstat(looked).st_mode):
+                return self.look(path)
+            with io.FileIO(open_quietly(looked), "rb") as file:
+                marks.check_names(marks.names(file.fileno(), is_open=True))
+                return file.readall()
+        except OSError as error:
+            raise _said_of(error, path) from error
+        finally:
+            os.close(looked)
+
+    # Writing
+
+    def edit(self, path: bytes, mode: OpenMode) -> io.FileIO:
+        """As `layers.Upper.edit`."""
+        flags = os.O_RDWR if mode.read else os.O_WRONLY
+        flags |= os.O_APPEND if mode.append else 0
+        # Nothing is lost before it's sure that this is a regular file.
+        fd = paths.open_below(self.root_fd, path, flags | os.O_NONBLOCK)
+        try:
+            if Stat.of(os.fstat(fd)).kind is not Kind.FILE:
+                raise paths.error(errno.EINVAL, path)
+            self.check_entry(fd)
+            if mode.truncate:
+                os.ftruncate(fd, 0)
+            os.set_blocking(fd, True)
+        except BaseException:
+            os.close(fd)
+            raise
+        return io.FileIO(fd, ("ab" if mode.append else "wb" if not mode.read else "rb") + ("+" if mode.read else ""))
+
+    def make_file(self, path: bytes, mode: int, data: bytes = b"") -> None:
+        """As `layers.Upper.make_file`."""
+        with self._making(path) as (dir_fd, staged), _create(dir_fd, staged, mode) as file:
+            _write(file, data)
+
+    def make_directory(self, path: bytes, mode: int, *, opaque: bool) -> None:
+        """As `layers.Upper.make_directory`."""
+        with self._making(path) as (dir_fd, staged):
+            os.mkdir(staged, mode, dir_fd=dir_fd)
+            if opaque:
+                self._mark_opaque(dir_fd, staged)
+
+    def make_symlink(self, path: bytes, target: bytes) -> None:
+        """As `layers.Upper.make_symlink`."""
+        with self._making(path) as (dir_fd, staged):
+            os.symlink(target, staged, dir_fd=dir_fd)
+
+    def link(self, src: bytes, dst: bytes) -> None:
+        """As `layers.Upper.link`."""
+        with self._parent(src) as (src_fd, name), self._making(dst) as (dir_fd, staged):
+            os.link(name, staged, src_dir_fd=src_fd, dst_dir_fd=dir_fd, follow_symlinks=False)
+
+    def put(self, path: bytes, entry: Entry, *, copy_up: bool = False) -> None:
+        """As `layers.Upper.put`. An owner that the system doesn't let us set stays the caller."""
+        with self._making(path, inherits=entry.owner is None, copy_up=copy_up, replace=True) as (dir_fd, staged):
+            self._fill(dir_fd, staged, entry, path)
+            fd = os.open(staged, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+            try:
+                self._dress(fd, entry, mark=copy_up)
+            finally:
+                os.close(fd)
+
+    def _fill(self, dir_fd: int, staged: bytes, entry: Entry, path: bytes) -> None:
+        if entry.kind is Kind.FILE:
+            with _create(dir_fd, staged, _NEW_FILE) as file:
+                _write(file, entry.content)
+                if entry.owner is not None:
+                    # As the kernel does: else a power cut could leave an empty file in place of what was there before.
+                    os.fdatasync(file.fileno())
+        elif entry.kind is Kind.DIR:
+            os.mkdir(staged, _NEW_DIRECTORY, dir_fd=dir_fd)
+        elif entry.kind is Kind.SYMLINK:
+            os.symlink(entry.target, staged, dir_fd=dir_fd)
+        elif entry.kind in (Kind.FIFO, Kind.SOCKET):
+            kind = stat_module.S_IFIFO if entry.kind is Kind.FIFO else stat_module.S_IFSOCK
+            os.mknod(staged, kind | _NEW_FILE, dir_fd=dir_fd)
+        else:
+            raise paths.error(errno.EPERM, path)
+
+    def _dress(self, fd: int, entry: Entry, *, mark: bool) -> None:
+        """Set all metadata of a new inode: owner, attributes, mode, and last the time."""
+        target = marks.itself(fd)
+        if entry.owner is not None:
+            _give(fd, *entry.owner)
+        for name, value in entry.xattrs.items():
+            _set_attribute(target, name, value)
+        if mark and (entry.kind is Kind.DIR or (entry.kind is Kind.FILE and entry.single)):
+            # An empty one is the kernel's own word for "copied up, from where isn't known".
+            os.setxattr(target, marks.ORIGIN, b"")
+        if entry.kind is not Kind.SYMLINK:
+            os.chmod(target, entry.mode)
+        if entry.mtime_ns is not None:
+            os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
+
+    def replace(self, path: bytes, data: bytes) -> None:
+        """As `layers.Upper.replace`."""
+        fd = paths.open_below(self.root_fd, path, os.O_PATH)
+        try:
+            stat = Stat.of(os.fstat(fd))
+            if stat.kind is not Kind.FILE:
+                raise paths.error(errno.EINVAL, path)
+            attributes = self.attributes_of(fd)
+        finally:
+            os.close(fd)
+        self.put(path, Entry(Kind.FILE, stat.mode, (stat.uid, stat.gid), None, dict(attributes.xattrs), data))
+
+    def remove(self, path: bytes, *, whiteout: bool) -> None:
+        """As `layers.Upper.remove`."""
+        with self._parent(path) as (parent_fd, name):
+            kind = _kind_at(parent_fd, name)
+            if whiteout and kind is None:
+                self.make_whiteout(parent_fd, name)
+            elif whiteout:
+                staging = self._stage()
+                with staging.new() as staged:
+                    self.make_whiteout(staging.fd, staged)
+                    if kind is Kind.DIR:
+                        staging.exchange(staged, parent_fd, name)
+                    else:
+                        os.rename(staged, name, src_dir_fd=staging.fd, dst_dir_fd=parent_fd)
+            elif kind is not Kind.DIR:
+                os.unlink(name, dir_fd=parent_fd)
+            else:
+                self._remove_directory(parent_fd, name)
+
+    def _remove_directory(self, parent_fd: int, name: bytes) -> None:
+        try:
+            os.rmdir(name, dir_fd=parent_fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            staging = self._stage()
+            with staging.new() as staged:
+                staging.take(staged, parent_fd, name)
+
+    def move(self, src: bytes, dst: bytes, *, whiteout: bool, opaque: bool) -> None:
+        """As `layers.Upper.move`."""
+        with self._parent(src) as (src_fd, src_name), self._parent(dst) as (dst_fd, dst_name):
+            is_directory = _kind_at(src_fd, src_name) is Kind.DIR
+            if opaque:
+                self._mark_opaque(src_fd, src_name)
+            there = _kind_at(dst_fd, dst_name)
+            if is_directory and there is Kind.WHITEOUT:
+                syscalls.renameat2(src_fd, src_name, dst_fd, dst_name, syscalls.RENAME_EXCHANGE)
+                if not whiteout:
+                    os.unlink(src_name, dir_fd=src_fd)
+                return
+            if there is Kind.DIR:
+                self._clear(dst_fd, dst_name)
+            flags = syscalls.RENAME_WHITEOUT if whiteout else 0
+            syscalls.renameat2(src_fd, src_name, dst_fd, dst_name, flags)
+
+    def _clear(self, parent_fd: int, name: bytes) -> None:
+        """Put an empty opaque directory in place of one that holds whiteouts only, as the kernel does."""
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+        try:
+            if not os.listdir(fd):
+                return
+            entry = Entry.of(Stat.of(os.fstat(fd)), dict(self.xattrs_of(fd)), b"")
+        finally:
+            os.close(fd)
+        staging = self._stage()
+        with staging.new() as staged:
+            os.mkdir(staged, _NEW_DIRECTORY, dir_fd=staging.fd)
+            fd = os.open(staged, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=staging.fd)
+            try:
+                self.set_opaque(fd, True)
+                self._dress(fd, entry, mark=False)
+            finally:
+                os.close(fd)
+            staging.exchange(staged, parent_fd, name)
+
+    def make_opaque(self, path: bytes) -> None:
+        """As `layers.Upper.make_opaque`."""
+        with self._parent(path) as (parent_fd, name):
+            self._mark_opaque(parent_fd, name)
+        # Only now: without the mark, what they hide would come back.
+        waiting = [path]
+        while waiting:
+            here = waiting.pop()
+            for name, kind in self.entries(here):
+                below = here + b"/" + name
+                if kind is Kind.DIR:
+                    waiting.append(below)
+                elif kind is Kind.WHITEOUT:
+                    with self._parent(below) as (parent_fd, name), _unchanged(parent_fd):
+                        os.unlink(name, dir_fd=parent_fd)
+
+    def chmod(self, path: bytes, mode: int) -> None:
+        """As `layers.Upper.chmod`."""
+        with self._itself(path) as target:
+            os.chmod(target, mode)
+
+    def utime(self, path: bytes, atime_ns: int, mtime_ns: int) -> None:
+        """As `layers.Upper.utime`."""
+        with self._itself(path) as target:
+            os.utime(target, ns=(atime_ns, mtime_ns))
+
+    def setxattr(self, path: bytes, name: bytes, value: bytes) -> None:
+        """As `layers.Upper.setxattr`."""
+        with self._itself(path) as target:
+            os.setxattr(target, name, value)
+
+    def removexattr(self, path: bytes, name: bytes) -> None:
+        """As `layers.Upper.removexattr`."""
+        with self._itself(path) as target:
+            os.removexattr(target, name)
+
+    def _stage(self) -> Staging:
+        if self._staging is None:
+            if self._work is None:
+                raise OSError(errno.EROFS, f"{os.strerror(errno.EROFS)}: this upper layer has no work directory")
+            self._staging = Staging(self._work)
+        return self._staging
+
+    def _mark_opaque(self, dir_fd: int, name: bytes) -> None:
+        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        try:
+            with _unchanged(fd):
+                self.set_opaque(fd, True)
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _parent(self, path: bytes) -> Iterator[tuple[int, bytes]]:
+        """The directory that holds a path, and the name in it; what fails inside is said of the path."""
+        above, _, name = path.rpartition(b"/")
+        paths.parts(path)
+        fd = paths.open_below(self.root_fd, above, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield fd, name
+        except OSError as error:
+            raise _said_of(error, path) from error
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _itself(self, path: bytes) -> Iterator[bytes]:
+        fd = paths.open_below(self.root_fd, path, os.O_PATH)
+        try:
+            yield marks.itself(fd)
+        except OSError as error:
+            raise _said_of(error, path) from error
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _making(
+        self, path: bytes, *, inherits: bool = True, copy_up: bool = False, replace: bool = False
+    ) -> Iterator[tuple[int, bytes]]:
+        """Where to make a new entry, which is then put in place; if it `inherits` it takes on what its directory hands down."""
+        staging = self._stage()
+        with self._parent(path) as (parent_fd, name), staging.mould(parent_fd, inherits=inherits) as (dir_fd, staged):
+            yield dir_fd, staged
+            with _unchanged(parent_fd) if copy_up else contextlib.nullcontext():
+                staging.place(staged, parent_fd, name, dir_fd=dir_fd, replace=replace and not copy_up)
 
 
-def _get(fd: int, name: bytes) -> bytes | None:
+def _found(fd: int, directories: int, lower: bool, below: bool) -> Found:
+    stat = Stat.of(os.fstat(fd))
+    return Found(stat.kind, directories, lower, below, stat.inode, lambda: stat)
+
+
+def _said_of(error: OSError, path: bytes) -> OSError:
+    return paths.error(error.errno or errno.EIO, path)
+
+
+def _create(dir_fd: int, name: bytes, mode: int) -> io.FileIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return io.FileIO(os.open(name, flags, mode, dir_fd=dir_fd), "wb")
+
+
+def _kind_at(dir_fd: int, name: bytes) -> Kind | None:
     try:
-        return os.getxattr(_target(fd), name)
-    except OSError as error:
-        # EOPNOTSUPP: a filesystem without extended attributes, or a symlink, which can't carry `user.` ones.
-        if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
-            return None
-        # EPERM, EACCES: `user.` attributes exist on files and directories only.
-        if error.errno in (errno.EPERM, errno.EACCES) and not _may_carry_user_attributes(fd):
-            return None
-        raise
+        return Stat.of(os.stat(name, dir_fd=dir_fd, follow_symlinks=False)).kind
+    except FileNotFoundError:
+        return None
 
 
-def _may_carry_user_attributes(fd: int) -> bool:
-    return Stat.of(os.fstat(fd)).kind in (Kind.FILE, Kind.DIR)
+def _write(file: io.FileIO, content: BinaryIO | bytes) -> None:
+    if isinstance(content, io.BufferedReader) and isinstance(content.raw, io.FileIO):
+        syscalls.copy_data(content.fileno(), file.fileno())
+    elif isinstance(content, bytes | bytearray | memoryview):
+        view = memoryview(content)
+        while view:
+            view = view[file.write(view) :]
+    else:
+        while data := content.read(_CHUNK):
+            _write(file, data)
 
 
-def _names(fd: int) -> list[bytes]:
+def _give(fd: int, uid: int, gid: int) -> None:
+    found = os.fstat(fd)
+    if (found.st_uid, found.st_gid) == (uid, gid):
+        return
+    target = marks.itself(fd)
     try:
-        return [os.fsencode(name) for name in os.listxattr(_target(fd))]
+        os.chown(target, uid, gid, follow_symlinks=True)
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
+        # Not ours to give away: it stays ours, and in the group only if we're in it.
+        with contextlib.suppress(PermissionError):
+            os.chown(target, -1, gid)
+
+
+def _set_attribute(target: bytes, name: bytes, value: bytes) -> None:
+    try:
+        os.setxattr(target, name, value)
     except OSError as error:
-        if error.errno == errno.EOPNOTSUPP:
-            return []
-        raise
+        # What belongs to the system isn't everyone's to copy.
+        if name.startswith(b"user.") or error.errno not in (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP):
+            raise
 
 
-def _others(fd: int, names: list[bytes]) -> tuple[tuple[bytes, bytes], ...]:
-    found = []
-    for name in sorted(names):
-        if name.startswith(_PREFIX):
-            continue
-        value = _get(fd, name)
-        if value is not None:
-            found.append((name, value))
-    return tuple(found)
-
-
-def _check(fd: int, names: list[bytes]) -> None:
-    refused = [name for name in _REFUSED if name in names]
-    if refused:
-        raise OverlayError(
-            f"An entry of the overlay carries '{refused[0].decode()}', which workbench never uses.",
-            hint="The overlay was mounted with other options. Discard it, or copy what you need out of such a mount.",
-        )
-    if Stat.of(os.fstat(fd)).kind is Kind.DEVICE:
-        raise OverlayError(
-            "The overlay holds a device node, which workbench never carries.",
-            hint="Delete the device node inside the sandbox.",
-        )
-
-
-def _origin(value: bytes) -> bytes:
-    # The kernel writes an empty one where the lower filesystem has no handles.
-    if not value:
-        return b""
-    if len(value) < _ORIGIN_HEADER.size:
-        raise _unreadable_origin()
-    version, magic, length, _flags, kind, _uuid = _ORIGIN_HEADER.unpack_from(value)
-    if version != _ORIGIN_VERSION or magic != _ORIGIN_MAGIC or length != len(value):
-        raise _unreadable_origin()
-    return struct.pack(">i", kind) + value[_ORIGIN_HEADER.size :]
-
-
-def _unreadable_origin() -> OverlayError:
-    return OverlayError(
-        "An entry of the overlay carries a 'user.overlay.origin' in a form that isn't known.",
-        hint="The kernel is newer than this workbench, or something else wrote into the overlay. Update workbench.",
-    )
+@contextmanager
+def _unchanged(dir_fd: int) -> Iterator[None]:
+    """Keep a directory's times over a change that the merged view doesn't show, and that its mode is no bar to."""
+    target = marks.itself(dir_fd)
+    found = os.fstat(dir_fd)
+    mode = stat_module.S_IMODE(found.st_mode)
+    locked = found.st_uid == os.geteuid() != 0 and mode & _NEW_DIRECTORY != _NEW_DIRECTORY
+    if locked:
+        os.chmod(target, mode | _NEW_DIRECTORY)
+    try:
+        yield
+    finally:
+        if locked:
+            os.chmod(target, mode)
+        os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))

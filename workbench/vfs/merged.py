@@ -1,0 +1,278 @@
+"""The merged view of a lower and an upper layer, by the rules of Linux overlayfs, for reading."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from workbench.vfs import paths, patterns
+from workbench.vfs.layers import Found, Upper
+from workbench.vfs.storage import DetailedStorage, Kind, Stat, Storage
+
+
+class MergedView:
+    """What a sandbox sees: the upper layer over the lower, as the kernel merges them.
+
+    An upper entry stands before a lower one; directories of both merge; a whiteout hides; below an opaque directory,
+    and below an upper directory whose lower counterpart isn't one, nothing of the lower shows. Paths are bytes relative
+    to the root. No method but `resolve` follows a symlink: in the middle of a path it's NotADirectoryError. The layers
+    stay the caller's to close. It may be read while the overlay is mounted: each answer is then of some moment between
+    the call and its return.
+
+    `scratch` is the name, at the root, of the directory that listings leave out; with `hide_hidden_paths` they also
+    leave out every name that starts with one `_` and that the lower doesn't have. A hidden path can be read, and
+    listed, by name. All methods raise OptionsError for an impossible path, OverlayError (layer_unsupported) for an
+    upper entry that can't be read as the kernel would, and OSError with errno and path.
+    """
+
+    def __init__(
+        self, lower: Storage, upper: Upper, *, scratch: bytes = b"_notes", hide_hidden_paths: bool = False
+    ) -> None:
+        self.lower = lower
+        self.upper = upper
+        self.scratch = scratch
+        self.hide_hidden_paths = hide_hidden_paths
+        self._detailed = lower if isinstance(lower, DetailedStorage) else None
+
+    def stat(self, path: bytes) -> Stat:
+        """An entry's metadata. Raises FileNotFoundError, NotADirectoryError."""
+        found = self._look(path)
+        return found.stat() if found.stat is not None else self._stat_below(path, found)
+
+    def exists(self, path: bytes) -> bool:
+        """Whether anything is there, a dangling symlink too."""
+        return self.kind(path) is not None
+
+    def kind(self, path: bytes) -> Kind | None:
+        """What is there, None where nothing is."""
+        try:
+            found = self._look(path)
+            return found.kind or self._stat_below(path, found).kind
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def list(self, path: bytes) -> builtins.list[bytes]:
+        """The names in a directory, sorted bytewise, without hidden ones. Raises as `stat`, and NotADirectoryError."""
+        return [name for name, _ in self.entries(path)]
+
+    def entries(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
+        """As `list`, with the kind of each entry."""
+        return self._visible(path, self._merge(path)[1], self._is_hidden(path))
+
+    def open(self, path: bytes) -> BinaryIO:
+        """A regular file, for reading. Never blocks.
+
+        Raises as `stat`, IsADirectoryError, and OSError: ELOOP on a symlink, EINVAL on a FIFO, a socket or a device.
+        """
+        return self._open(path, self._look(path))
+
+    def read_bytes(self, path: bytes) -> bytes:
+        """A regular file's content. Raises as `open`."""
+        content = self.upper.content(path)
+        if isinstance(content, bytes):
+            return content
+        with self._open(path, content) as file:
+            return file.read()
+
+    def _open(self, path: bytes, found: Found) -> BinaryIO:
+        if found.kind is Kind.WHITEOUT or not (found.kind or found.lower):
+            raise paths.error(errno.ENOENT, path)
+        if found.kind is not None:
+            return self.upper.open(path)
+        try:
+            return self.lower.open(path)
+        except NotADirectoryError:
+            # Or it isn't there at all, which depends on the upper.
+            self._stat_below(path, found)
+            raise
+
+    def readlink(self, path: bytes) -> bytes:
+        """A symlink's target. Raises as `stat`, and OSError(EINVAL) on anything else."""
+        found = self._look(path)
+        if found.kind is not None:
+            return self.upper.readlink(path)
+        self._stat_below(path, found)
+        return self.lower.readlink(path)
+
+    def resolve(self, path: bytes) -> bytes:
+        """Follow every symlink in `path`, the last one too, inside the overlay; raises as `stat`, `paths.resolve`."""
+        return paths.resolve(path, lambda at: self.stat(at).kind, self.readlink)
+
+    def walk(self, path: bytes = b"") -> Iterator[tuple[bytes, builtins.list[bytes], builtins.list[bytes]]]:
+        """Every directory from `path` down, parents first: (its path, names of directories, names of all else).
+
+        Both are sorted bytewise and without hidden names. Names taken out of the list of directories before the next
+        step aren't entered. A directory that vanishes meanwhile is passed over. Raises as `list`.
+        """
+        hidden = self._is_hidden(path)
+        # What is looked up from its parent costs the same at any depth.
+        waiting: builtins.list[tuple[bytes, Found | None]] = [(path, None)]
+        while waiting:
+            here, above = waiting.pop()
+            try:
+                found, merged = self._merge(here, above)
+            except (FileNotFoundError, NotADirectoryError):
+                if above is None:
+                    raise
+                continue
+            entries = self._visible(here, merged, hidden)
+            directories = [name for name, kind in entries if kind is Kind.DIR]
+            yield here, directories, [name for name, kind in entries if kind is not Kind.DIR]
+            waiting.extend((_child(here, name), found) for name in reversed(directories))
+
+    def find(self, path: bytes = b"", *, kind: Kind | None = None) -> Iterator[bytes]:
+        """Every path below a directory, a directory before what is in it, bytewise; only those of one kind if it's given.
+
+        Hidden ones are left out, symlinks not followed. Raises as `list`.
+        """
+        hidden = self._is_hidden(path)
+        found, merged = self._merge(path)
+        waiting = [(path, found, iter(self._visible(path, merged, hidden)))]
+        while waiting:
+            here, above, entries = waiting[-1]
+            entry = next(entries, None)
+            if entry is None:
+                waiting.pop()
+                continue
+            below = _child(here, entry[0])
+            if kind is None or entry[1] is kind:
+                yield below
+            if entry[1] is Kind.DIR:
+                try:
+                    found, merged = self._merge(below, above)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                waiting.append((below, found, iter(self._visible(below, merged, hidden))))
+
+    def glob(self, pattern: bytes) -> builtins.list[bytes]:
+        """The paths that fit a pattern, sorted bytewise.
+
+        By component: `*` is any characters, `?` one character (or one byte that isn't UTF-8), `[a-c]`, `[!a-c]` one of
+        them or not; `**` is any number of directories, none as well, at the end all that is below. Dotfiles fit too.
+        Hidden paths only where the pattern names them; no symlink is followed. Raises OptionsError.
+        """
+
+        def entries(path: bytes, above: Found | None) -> tuple[Found, builtins.list[tuple[bytes, Kind]]]:
+            found, merged = self._merge(path, above)
+            return found, self._visible(path, merged, self._is_hidden(path))
+
+        return patterns.glob(pattern, self.kind, entries)
+
+    def getxattr(self, path: bytes, name: bytes) -> bytes:
+        """One extended attribute of an entry. Raises as `stat`, OSError(ENODATA) where there is none."""
+        try:
+            return self.xattrs(path)[name]
+        except KeyError as error:
+            raise paths.error(errno.ENODATA, path) from error
+
+    def listxattr(self, path: bytes) -> builtins.list[bytes]:
+        """The names of an entry's extended attributes, sorted, without those of overlayfs. Raises as `stat`."""
+        return sorted(self.xattrs(path))
+
+    def xattrs(self, path: bytes) -> dict[bytes, bytes]:
+        """All extended attributes of an entry, without those of overlayfs. Raises as `stat`."""
+        found = self._look(path)
+        if found.kind is not None:
+            return self.upper.xattrs(path)
+        self._stat_below(path, found)
+        return self._detailed.xattrs(path) if self._detailed is not None else {}
+
+    def _merge(self, path: bytes, above: Found | None = None) -> tuple[Found, dict[bytes, Kind]]:
+        """What the upper says of a directory, and all raw names in it; `above` is what it says of the parent."""
+        found = self._look(path, above)
+        while found.kind is not None and found.lower_below:
+            merged = self._lower_entries(path) | dict(self.upper.entries(path))
+            # A directory that was deleted meanwhile has lost its whiteouts first, so that lower names would come back.
+            again = self._look(path, above)
+            if again.same_directory(found):
+                return found, merged
+            found = again
+        if found.kind is not None:
+            return found, dict(self.upper.entries(path))
+        if not found.lower:
+            raise paths.error(errno.ENOENT, path)
+        try:
+            return found, dict(self._entries_below(path))
+        except NotADirectoryError:
+            self._stat_below(path, found)
+            raise
+
+    def _visible(self, path: bytes, merged: dict[bytes, Kind], hidden: bool) -> builtins.list[tuple[bytes, Kind]]:
+        if not hidden and (self.hide_hidden_paths or not path):
+            merged = {name: kind for name, kind in merged.items() if not self._hides(path, name)}
+        return sorted(item for item in merged.items() if item[1] is not Kind.WHITEOUT)
+
+    def _hides(self, path: bytes, name: bytes) -> bool:
+        if not path and name == self.scratch:
+            return True
+        if not self.hide_hidden_paths or not _is_hidden_name(name):
+            return False
+        return not _exists(self.lower, _child(path, name))
+
+    def _is_hidden(self, path: bytes) -> bool:
+        """Whether listings from further up pass over it; what is below is then shown as it is."""
+        names = paths.parts(path)
+        if names[:1] == (self.scratch,):
+            return True
+        return self.hide_hidden_paths and any(
+            _is_hidden_name(name) and not _exists(self.lower, b"/".join(names[: depth + 1]))
+            for depth, name in enumerate(names)
+        )
+
+    def _look(self, path: bytes, above: Found | None = None) -> Found:
+        """What the upper says of a path that isn't deleted; `above` is what it says of the parent, where that's known."""
+        found = self.upper.look(path, above)
+        if found.kind is Kind.WHITEOUT:
+            raise paths.error(errno.ENOENT, path)
+        return found
+
+    def _stat_below(self, path: bytes, found: Found) -> Stat:
+        """The lower's stat of a path that the upper has nothing of."""
+        if not found.lower:
+            raise paths.error(errno.ENOENT, path)
+        try:
+            stat = self.lower.stat(path)
+        except NotADirectoryError as error:
+            if self._replaces(path, found):
+                raise paths.error(errno.ENOENT, path) from error
+            raise
+        if stat.kind is Kind.WHITEOUT:
+            raise paths.error(errno.ENOENT, path)
+        return stat
+
+    def _replaces(self, path: bytes, found: Found) -> bool:
+        """Whether the upper's last directory on the way stands where the lower has something else."""
+        above = b"/".join(paths.parts(path)[: found.directories])
+        try:
+            return self.lower.stat(above).kind is not Kind.DIR
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+
+    def _lower_entries(self, path: bytes) -> dict[bytes, Kind]:
+        try:
+            return dict(self._entries_below(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
+    def _entries_below(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
+        if self._detailed is not None:
+            return self._detailed.entries(path)
+        return [(name, self.lower.stat(_child(path, name)).kind) for name in self.lower.list(path)]
+
+
+def _child(path: bytes, name: bytes) -> bytes:
+    return path + b"/" + name if path else name
+
+
+def _is_hidden_name(name: bytes) -> bool:
+    return name.startswith(b"_") and not name.startswith(b"__")
+
+
+def _exists(storage: Storage, path: bytes) -> bool:
+    try:
+        storage.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
