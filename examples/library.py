@@ -1,6 +1,6 @@
 """The main job as a library: run a command on a directory, look at what would change, land it if it succeeded.
 
-    python examples/library.py DIRECTORY COMMAND...
+python examples/library.py DIRECTORY COMMAND...
 """
 
 import sys

@@ -169,7 +169,11 @@ class InPhases:
         argv: list[str | bytes] = [sys.executable, "-m", "workbench", "exec", "-w", bench.workspace]
         argv += ["--session", bench.session, "--", "sh", "-c", f'set -e; phase() {{ echo "$1"; read -r _; }}\n{script}']
         self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parent.parent
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=Path(__file__).parent.parent,
         )
 
     def at(self, name: str) -> None:

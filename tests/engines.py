@@ -93,7 +93,9 @@ def _processes_of(directory: Path) -> list[int]:
 
 def _mounts_below(directory: Path) -> list[str]:
     table = Path("/proc/self/mounts").read_text()
-    places = [re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[1]) for line in table.splitlines()]
+    places = [
+        re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[1]) for line in table.splitlines()
+    ]
     return [place for place in places if Path(place).is_relative_to(directory)]
 
 

@@ -13,7 +13,15 @@ from tests.conftest import Cli
 from tests.trees import snapshot
 from workbench.errors import ConflictError
 
-FILES = ("rename-before", "rename-after", "in-place-before", "in-place-after", "same-size-and-time", "removed", "moved-away")
+FILES = (
+    "rename-before",
+    "rename-after",
+    "in-place-before",
+    "in-place-after",
+    "same-size-and-time",
+    "removed",
+    "moved-away",
+)
 
 
 @pytest.fixture
@@ -137,7 +145,9 @@ def test_a_conflict_of_the_command_line_has_exit_code_three_and_names_the_path(c
 def test_a_person_and_the_agent_who_do_the_same_do_not_conflict(bench: Bench, workspace: Path) -> None:
     for name in ("modified", "deleted", "mode"):
         (workspace / name).write_text("old\n")
-    bench.sh("echo same > modified; rm deleted; chmod 755 mode; echo same > new; mkdir dir; ln -s new link; echo more > other")
+    bench.sh(
+        "echo same > modified; rm deleted; chmod 755 mode; echo same > new; mkdir dir; ln -s new link; echo more > other"
+    )
     bench.changes()
     save_by_rename(workspace / "modified", "same\n")
     (workspace / "deleted").unlink()
@@ -195,7 +205,9 @@ def test_later_changes_of_what_just_landed_land_as_well(bench: Bench, workspace:
     assert snapshot(workspace, times=False) == view
 
 
-def test_a_person_who_edits_what_just_landed_is_in_conflict_with_what_comes_later(bench: Bench, workspace: Path) -> None:
+def test_a_person_who_edits_what_just_landed_is_in_conflict_with_what_comes_later(
+    bench: Bench, workspace: Path
+) -> None:
     (workspace / "a").write_text("0\n")
     bench.sh("echo 1 > a; echo 1 > b")
     digest = bench.review()

@@ -86,7 +86,6 @@ class Crash:
     def tree(self) -> dict[bytes, object]:
         return dict(snapshot(self.workspace, times=False))
 
-
     def outcome(self) -> str:
         """What the next command finds, or makes of it: `old` or `new`, whole; the merged view is what it was."""
         self.bench.told()
@@ -157,8 +156,16 @@ def test_what_a_person_typed_after_a_kill_stays_and_is_told(bench: Bench, worksp
         assert content in everything
     # The person's own files are as if nothing had been; only what both touched is theirs alone.
     tree = snapshot(workspace, times=False)
-    typed = {b"README.md", b"docs", b"docs/typed", b"typed", *(os.fsencode(path.relative_to(workspace)) for path in found)}
-    others = {path for path in (crash.old.keys() | crash.new.keys()) if not any(_is_at_or_above(path, one) for one in typed)}
+    typed = {
+        b"README.md",
+        b"docs",
+        b"docs/typed",
+        b"typed",
+        *(os.fsencode(path.relative_to(workspace)) for path in found),
+    }
+    others = {
+        path for path in (crash.old.keys() | crash.new.keys()) if not any(_is_at_or_above(path, one) for one in typed)
+    }
     assert all(tree.get(path) == crash.old.get(path) for path in others) or all(
         tree.get(path) == crash.new.get(path) for path in others
     ), said
@@ -241,7 +248,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     with open(image, "wb") as file:
         file.truncate(12 << 20)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
-    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True, check=False
+    )
     if mounted.returncode:
         pytest.skip(f"no loop device here: {mounted.stderr.strip()}")
     yield place
@@ -252,7 +261,9 @@ def test_on_a_full_disk_nothing_lands_and_with_room_all_of_it(engine: None, stat
     workspace = small_disk / "w"
     make_tree(workspace)
     bench = Bench(workspace)
-    bench.sh("for n in 1 2 3 4; do head -c 1500000 /dev/urandom > big$n; done; rm -r docs; echo more >> README.md; mv src moved")
+    bench.sh(
+        "for n in 1 2 3 4; do head -c 1500000 /dev/urandom > big$n; done; rm -r docs; echo more >> README.md; mv src moved"
+    )
     view, digest = bench.inside(), bench.review()
     bench.stop()
     with open(small_disk / "ballast", "wb") as file, contextlib.suppress(OSError):

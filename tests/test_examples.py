@@ -31,7 +31,9 @@ def _quickstart(**environment: str) -> str:
 
 def test_the_library_example_lands_what_a_command_changed(engine: None, state: Path, repo: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "library.py"), str(repo), "sh", "-c", "echo said; echo x > made"]
-    result = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True)
+    result = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True
+    )
     assert result.stdout.splitlines()[:2] == [b"said", b"added        made"]
     assert (repo / "made").read_text() == "x\n"
 

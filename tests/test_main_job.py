@@ -145,7 +145,9 @@ def test_a_random_history_shows_lands_and_goes_on_as_the_kernel_shows_it(
 
 
 def _at_or_above(path: bytes, named: set[bytes]) -> bool:
-    return any(name == path or name.startswith(path + b"/" if path else b"") or path.startswith(name + b"/") for name in named)
+    return any(
+        name == path or name.startswith(path + b"/" if path else b"") or path.startswith(name + b"/") for name in named
+    )
 
 
 # One round trip with everything in it
@@ -156,7 +158,18 @@ def _fill(workspace: Path) -> None:
     for name in ("again/old", "again/deep/older", "gone/deep/er/file", "to-file/child", "moved/deep/file", "kept/file"):
         (workspace / name).parent.mkdir(parents=True, exist_ok=True)
         (workspace / name).write_text(f"{name}\n")
-    for name in ("to-dir", "to-link", "modified", "touched", "mode", "renamed", "replaced", "sparse", "first", "removed"):
+    for name in (
+        "to-dir",
+        "to-link",
+        "modified",
+        "touched",
+        "mode",
+        "renamed",
+        "replaced",
+        "sparse",
+        "first",
+        "removed",
+    ):
         (workspace / name).write_text(f"old {name}\n" * 50)
     (workspace / "link-to-file").symlink_to("modified")
     (workspace / "link-to-dir").symlink_to("kept")
@@ -255,7 +268,15 @@ def test_what_lands_equals_the_merged_view_but_for_what_never_lands(everything: 
 def test_files_land_with_their_times_links_and_holes(everything: Everything) -> None:
     _, workspace, view, _ = everything
     after = snapshot(workspace)
-    landed_with_times = (b"modified", b"replaced", b"again/new", b"moved-to/deep/file", b"renamed-to", b"one", b"absolute")
+    landed_with_times = (
+        b"modified",
+        b"replaced",
+        b"again/new",
+        b"moved-to/deep/file",
+        b"renamed-to",
+        b"one",
+        b"absolute",
+    )
     for path in landed_with_times:
         assert after[path].mtime_ns == view[path].mtime_ns, path
     assert view[b"one"].mtime_ns == 946684799_500000000
@@ -391,7 +412,9 @@ def test_what_was_shown_on_two_terminals_was_shown_on_both(tmp_path: Path) -> No
 
 
 def test_risky_paths_land_only_when_that_is_said(cli: Cli) -> None:
-    cli.sh("mkdir -p .github/workflows; echo x > .github/workflows/ci.yml; echo x > .envrc; ln -s /etc out; echo x > fine")
+    cli.sh(
+        "mkdir -p .github/workflows; echo x > .github/workflows/ci.yml; echo x > .envrc; ln -s /etc out; echo x > fine"
+    )
     before = snapshot(cli.workspace)
     for arguments in ((), ("--yes",)):
         refused = cli.commit(*arguments, code=4)

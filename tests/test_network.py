@@ -55,7 +55,9 @@ def test_a_sandbox_cant_reach_the_hosts_loopback(cli: Cli, neighbour: int) -> No
 
 
 def test_a_sandbox_has_no_interface_but_its_own_loopback_and_no_route(cli: Cli) -> None:
-    found = cli.sh("ls /sys/class/net; cat /proc/net/route | wc -l; cat /proc/net/ipv6_route | grep -vc ' lo$'", code=None)
+    found = cli.sh(
+        "ls /sys/class/net; cat /proc/net/route | wc -l; cat /proc/net/ipv6_route | grep -vc ' lo$'", code=None
+    )
     assert found.stdout.split() == [b"lo", b"1", b"0"]
 
 

@@ -48,7 +48,7 @@ def test_commits_on_both_sides_lose_no_file_and_mix_no_index(bench: Bench, repo:
     before = of_git(repo)
     assert bench.sh("git log --format=%s; git status --short; cat person-one") == b"outside\nfirst\nperson\n"
     bench.sh(f"echo two > agent-two; git add agent-two; {COMMIT} -m inside-two")
-    assert bench.sh("git show --stat --format= HEAD") .split(b"|")[0].strip() == b"agent-two"
+    assert bench.sh("git show --stat --format= HEAD").split(b"|")[0].strip() == b"agent-two"
     assert of_git(repo) == before
     bench.commit()
     assert git("status", "--short") == "?? agent-two\n"
@@ -74,7 +74,9 @@ def test_a_person_who_commits_while_a_sandbox_is_warm_is_seen_by_the_next_comman
 
 
 @pytest.mark.parametrize("change", ["stage", "branch", "packed", "checkout", "amend", "stash"])
-def test_whatever_a_person_does_to_the_repository_the_overlay_agrees_with_it(bench: Bench, repo: Path, change: str) -> None:
+def test_whatever_a_person_does_to_the_repository_the_overlay_agrees_with_it(
+    bench: Bench, repo: Path, change: str
+) -> None:
     git = git_in(repo)
     git("branch", "other")
     bench.sh(f"echo agent > agent; git add agent; {COMMIT} -m inside")
@@ -132,7 +134,8 @@ def test_a_linked_worktree_works_inside_and_its_main_repository_is_untouched(
     bench = Bench(worktree)
     before = snapshot(repo), snapshot(worktree)
     bench.sh(f"git status --short; echo x > new; git add new; {COMMIT} -m inside; git status --short")
-    assert bench.sh("git log --format=%s; git branch --show-current; git worktree list | wc -l") == b"inside\nfirst\nlinked\n2\n"
+    seen = bench.sh("git log --format=%s; git branch --show-current; git worktree list | wc -l")
+    assert seen == b"inside\nfirst\nlinked\n2\n"
     assert (snapshot(repo), snapshot(worktree)) == before
     bench.stop()
     # The overlay of the common directory stays as long as that of the worktree.
@@ -199,7 +202,8 @@ def test_a_repository_that_the_agent_made_stays_in_the_overlay_and_its_files_lan
     "shape",
     [
         "git init -q --bare sub/bare",
-        "mkdir -p sub/bare/objects sub/bare/refs; echo 'ref: refs/heads/x' > sub/bare/HEAD; printf '[core]\\nfsmonitor = evil' > sub/bare/config",
+        "mkdir -p sub/bare/objects sub/bare/refs; echo 'ref: refs/heads/x' > sub/bare/HEAD; "
+        "printf '[core]\\nfsmonitor = evil' > sub/bare/config",
         "mkdir sub; mv .git sub/bare",
         "git init -q x; mkdir sub; mv x/.git sub/bare",
         "mkdir -p sub/.GIT; echo x > sub/.GIT/config",
@@ -220,11 +224,15 @@ def test_nothing_that_git_would_take_for_a_repository_ever_lands(bench: Bench, r
 def test_a_bare_repository_cannot_be_completed_bit_by_bit(bench: Bench, repo: Path) -> None:
     """One commit lands half of what makes a repository, the next would land the rest."""
     (repo / "hooks.d").mkdir()
-    bench.sh("mkdir -p sub/objects sub/refs; echo x > sub/objects/keep; echo x > sub/refs/keep; echo '[core]' > sub/config")
+    bench.sh(
+        "mkdir -p sub/objects sub/refs; echo x > sub/objects/keep; echo x > sub/refs/keep; echo '[core]' > sub/config"
+    )
     bench.commit(allow_risky=True)
     bench.sh("echo 'ref: refs/heads/main' > sub/HEAD")
     assert {one.path: one.reason for one in bench.changes().left} == {b"sub": Left.REPOSITORY}
     bench.commit(allow_risky=True)
     assert not (repo / "sub" / "HEAD").exists()
-    done = subprocess.run(["git", "rev-parse", "--git-dir"], cwd=repo / "sub", capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "rev-parse", "--git-dir"], cwd=repo / "sub", capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == str(repo / ".git")

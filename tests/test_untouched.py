@@ -23,7 +23,7 @@ from workbench.state import StateDirectory
 MILD = {
     "touches everything": "find . -exec touch -h -d '2001-01-01' {} +",
     "sets attributes": "python3 -c \"import os; [os.setxattr(f, 'user.x', b'y') for f in os.listdir('.')"
-    ' if not os.path.islink(f)]\"',
+    ' if not os.path.islink(f)]"',
     "maps and writes": "python3 -c \"import mmap; f = open('README.md', 'r+b'); m = mmap.mmap(f.fileno(), 0); m[0:1] = b'X';"
     ' m.flush()"',
     "punches holes": "fallocate -p -o 0 -l 4096 README.md; fallocate -l 100000 empty",
@@ -94,7 +94,10 @@ def assert_looking_and_discarding_change_nothing(bench: Bench, repo: Path, befor
     assert bench.inside() == snapshot(repo, times=False)
 
 
-WRITER = "echo x > new; touch started; while :; do for f in new README.md src/main.py src/deep/leaf.txt; do echo x >> $f; chmod 600 $f; done; done"
+WRITER = (
+    "echo x > new; touch started; "
+    "while :; do for f in new README.md src/main.py src/deep/leaf.txt; do echo x >> $f; chmod 600 $f; done; done"
+)
 
 
 def start_writer(cli: Cli) -> tuple[subprocess.Popen[bytes], str]:
@@ -160,7 +163,8 @@ def test_a_killed_keeper_of_one_session_is_no_other_sessions_business(cli: Cli, 
     one.sh("echo one > one")
     two.sh("echo two > two")
     keepers = one.keeper(), two.keeper()
-    assert keepers[0] is not None and keepers[1] is not None
+    assert keepers[0] is not None
+    assert keepers[1] is not None
     os.kill(keepers[0].pid, signal.SIGKILL)
     # The sweep at a third one's start takes what the killed one left, and leaves the live one alone.
     Bench(cli.workspace, "three").sh("true")
@@ -168,4 +172,3 @@ def test_a_killed_keeper_of_one_session_is_no_other_sessions_business(cli: Cli, 
     assert two.keeper() == keepers[1] or two.keeper().pid == keepers[1].pid
     assert two.sh("cat two") == b"two\n"
     assert one.sh("cat one") == b"one\n"
-

@@ -105,7 +105,7 @@ def test_what_cannot_be_a_workspace_is_refused_with_a_code(engine: None, state: 
     }
     (state / "workspaces").mkdir(exist_ok=True)
     assert {path: code_of(path, HOME=str(home)) for path in expected} == expected
-    assert not [path for path in (state / "workspaces").glob("*home*")]
+    assert not list((state / "workspaces").glob("*home*"))
 
 
 def test_a_state_directory_in_the_workspace_is_refused(engine: None, tmp_path: Path) -> None:
@@ -287,11 +287,11 @@ def _save_by_rename(path: Path, content: str) -> None:
     new.rename(path)
 
 
-def test_the_next_command_sees_what_a_person_changed_since_the_last_one(
-    engine: None, state: Path, repo: Path
-) -> None:
+def test_the_next_command_sees_what_a_person_changed_since_the_last_one(engine: None, state: Path, repo: Path) -> None:
     bench = Bench(repo)
-    bench.sh("cat README.md run.sh docs/* link > /dev/null; ls -R > /dev/null; echo agent > agent; echo agent >> tool.sh")
+    bench.sh(
+        "cat README.md run.sh docs/* link > /dev/null; ls -R > /dev/null; echo agent > agent; echo agent >> tool.sh"
+    )
     # At once, before anybody can have set up to be told of changes.
     _save_by_rename(repo / "README.md", "person\n")
     with open(repo / "run.sh", "a") as file:

@@ -154,9 +154,7 @@ async def pick(preference: str, spec: SandboxSpec, state_directory: str, report:
     if preference == "docker":
         return _picked(_required(await probe_docker(spec, state_directory, report)), spec, "it was asked for")
     if preference != "auto":
-        raise OptionsError(
-            f"There is no backend called {preference!r}.", hint="Choose docker or namespace, or auto."
-        )
+        raise OptionsError(f"There is no backend called {preference!r}.", hint="Choose docker or namespace, or auto.")
     try:
         docker = await probe_docker(spec, state_directory, report)
     except SandboxError as error:
