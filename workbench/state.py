@@ -242,9 +242,16 @@ class WorkspaceDirectory:
             return OverlayDirectory.open(path)
 
     def stands_elsewhere(self, record: WorkspaceRecord) -> bool:
-        """Whether this workspace's own path still leads to a directory other than the one of `record`."""
+        """Whether this workspace's own path still leads to it, and that isn't the directory of `record`.
+
+        The identity of both is the same, as it is in a copy of a whole filesystem.
+        """
         with contextlib.suppress(OSError):
-            return not os.path.samefile(self.root, record.root_bytes)
+            fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                return same(self.record, identify(fd)) and not os.path.samefile(fd, record.root_bytes)
+            finally:
+                os.close(fd)
         return False
 
     def retire_if_empty(self) -> None:

@@ -25,7 +25,7 @@ TRUST_AFTER_NS = 2_000_000_000
 """How much older than the scan that read it an entry's ctime must be: the coarsest clock of a filesystem ticks every two
 seconds, and within one tick a second change leaves no trace."""
 
-_TMPFS_MAGIC = 0x01021994
+TMPFS_MAGIC = 0x01021994
 """Of statfs(2)."""
 
 _ATTEMPTS = 3
@@ -132,7 +132,7 @@ class _Scan:
         self._known: dict[bytes, Entry] = {}
         self._trusted_before = 0
         # What is written to shared pages in memory leaves no time on a file that has no other place.
-        in_memory = syscalls.filesystem_type(upper.root_fd) == _TMPFS_MAGIC
+        in_memory = syscalls.filesystem_type(upper.root_fd) == TMPFS_MAGIC
         if previous is not None and previous.boot_id == boot_id and not in_memory:
             self._known = previous.entries
             self._trusted_before = previous.scanned_ns - TRUST_AFTER_NS

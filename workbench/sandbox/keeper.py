@@ -457,6 +457,9 @@ class Keeper:
         runtime.forget_socket(self._overlay.path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket)
+        # Nobody else makes it while we hold the lock; it isn't empty where somebody left something there.
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(self._socket))
         self._stop.set()
 
     async def _end_jobs(self) -> None:
