@@ -42,8 +42,8 @@ def _tells_the_whole_story(output: str) -> None:
     assert "FAILED (failures=1)" in output
     assert "if pieces > 10:" in output, "the real project was changed before the commit"
     assert "+            if pieces >= 10:" in output, "the diff wasn't shown"
-    assert "landed 1 change" in output
-    assert output.rindex("OK") > output.index("landed 1 change"), "the committed project's tests don't pass"
+    assert "1 change landed" in output
+    assert output.rindex("OK") > output.index("1 change landed"), "the committed project's tests don't pass"
 
 
 def test_the_quickstart_runs_the_main_job_with_an_engine(engine: None) -> None:
