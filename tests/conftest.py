@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.trees import make_tree
+from workbench.errors import SandboxError
+from workbench.sandbox import leftovers
+from workbench.sandbox.client import KeeperClient
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,21 +45,24 @@ def engine() -> None:
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state directory of the test's own; every sandbox over it is ended afterwards."""
+    """A state directory of the test's own; afterwards every sandbox over it is ended, and what a killed one left removed."""
     path = tmp_path / "state"
     path.mkdir(mode=0o700)
     monkeypatch.setenv("WORKBENCH_STATE", str(path))
     yield path
-    for record in sorted(path.glob("workspaces/*/workspace.json")):
-        lower = record.parent / "lower"
-        for session in sorted(record.parent.glob("overlays/*")):
-            if lower.is_dir():
-                _stop(lower.resolve(), session.name)
+    for overlay in sorted(path.glob("workspaces/*/overlays/*")):
+        anyio.run(_stop, str(overlay))
+    identity = path / "id"
+    # Without an engine there is nothing of it to remove.
+    with contextlib.suppress(SandboxError, FileNotFoundError):
+        leftovers.sweep(str(path), identity.read_text().strip())
 
 
-def _stop(workspace: Path, session: str) -> None:
-    command = [sys.executable, "-m", "workbench", "stop", "-w", str(workspace), "--session", session, "--quiet"]
-    subprocess.run(command, check=False, timeout=120, capture_output=True)
+async def _stop(overlay_path: str) -> None:
+    client = await KeeperClient.connect(overlay_path)
+    if client is not None:
+        async with client:
+            await client.stop(force=True)
 
 
 @pytest.fixture

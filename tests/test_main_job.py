@@ -52,7 +52,7 @@ ODD_NAMES = (
 
 _MAKE_ODD_NAMES = """
 import os, sys
-for directory in (b".", b"d", b"odd-" + b"x" * 200):
+for directory in (b".", b"odd-" + b"x" * 200):
     os.makedirs(directory, exist_ok=True)
     for number, name in enumerate(eval(sys.argv[1])):
         path = os.path.join(directory, name)
@@ -60,9 +60,7 @@ for directory in (b".", b"d", b"odd-" + b"x" * 200):
             os.makedirs(os.path.join(path, name))
         elif number % 3 == 1:
             os.symlink(name, path)
-        if number % 3:
-            os.symlink(name, path + b"~"[: len(name) < 255])  if len(name) < 255 and number % 3 == 2 else None
-        if number % 3 == 2:
+        else:
             with open(path, "wb") as file:
                 file.write(name)
 """

@@ -15,7 +15,7 @@ import pytest
 from tests.bench import Bench, InPhases
 from tests.conftest import ROOT, git_in
 from tests.sandbox.users import ordinary_user
-from tests.trees import make_tree, snapshot
+from tests.trees import Node, make_tree, snapshot
 from tests.waiting import wait_until
 from workbench.errors import ConflictError, WorkbenchError
 from workbench.vfs.changed_mark import is_marked_changed
@@ -50,14 +50,19 @@ NAMES = {
 }
 
 
+def without_git(tree: dict[bytes, Node]) -> dict[bytes, Node]:
+    return {path: node for path, node in tree.items() if path.split(b"/")[0] != b".git"}
+
+
 @pytest.mark.parametrize("what", NAMES)
 def test_a_workspace_can_be_called_by_a_name_with(engine: None, state: Path, tmp_path: Path, what: str) -> None:
     name = NAMES[what]
     workspace = os.path.join(os.fsencode(tmp_path), name)
     make_tree(Path(os.fsdecode(workspace)))
+    git_in(Path(os.fsdecode(workspace)))("init", "-q")
     bench = Bench(workspace)
     before = snapshot(workspace)
-    bench.sh("echo new > new; rm -r docs; mv src/deep moved; git init -q; git add -A; git status --short > /dev/null")
+    bench.sh("echo new > new; rm -r docs; mv src/deep moved; git add -A; git status --short > /dev/null")
     assert snapshot(workspace) == before
     # The command line, at home in a directory of it.
     here = Path(os.fsdecode(os.path.join(workspace, b"src")))
@@ -67,7 +72,7 @@ def test_a_workspace_can_be_called_by_a_name_with(engine: None, state: Path, tmp
     view = bench.inside()
     bench.commit()
     after = snapshot(workspace, times=False)
-    assert after == {path: node for path, node in view.items() if path.split(b"/")[0] != b".git"}
+    assert without_git(after) == without_git(view)
     assert json.loads(command("status", "--json", "-w", workspace).stdout)["changes"] == 0
 
 
@@ -112,9 +117,7 @@ def test_what_cannot_be_a_workspace_is_refused_with_a_code(
         assert code_of(path) == expected[path]
 
 
-def test_a_state_directory_in_the_workspace_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_directory_in_the_workspace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = tmp_path / "w"
     (workspace / "inner").mkdir(parents=True)
     (workspace / "inner").chmod(0o700)

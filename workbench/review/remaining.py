@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -132,7 +133,13 @@ class _Rest:
 
     def _look(self, path: bytes) -> Found | None:
         if path not in self.standing:
-            self.standing[path] = look(self.lower, path)
+            try:
+                self.standing[path] = look(self.lower, path)
+            except OSError as error:
+                # Nothing lands at or below a mount point, so all that the upper has there stays.
+                if error.errno != errno.EXDEV:
+                    raise
+                self.standing[path] = None
         return self.standing[path]
 
     def _is_hidden(self, path: bytes) -> bool:

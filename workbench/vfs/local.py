@@ -103,9 +103,13 @@ class LocalStorage:
             self._list_of_mount(path)
             return []
         try:
-            with os.scandir(fd) as found:
-                kinds = ((os.fsencode(entry.name), _kind(entry)) for entry in found)
-                return sorted((name, kind) for name, kind in kinds if kind is not None)
+            # By that path, since of a descriptor the names come as text.
+            with os.scandir(marks.itself(fd)) as listing:
+                # Files first, as most are.
+                kinds = {
+                    entry.name: Kind.FILE if entry.is_file(follow_symlinks=False) else _kind(entry) for entry in listing
+                }
+            return [(name, kind) for name in sorted(kinds) if (kind := kinds[name]) is not None]
         finally:
             os.close(fd)
 
@@ -264,9 +268,7 @@ def _refuse_irregular(kind: Kind, path: bytes) -> None:
     raise paths.error(codes.get(kind, errno.EINVAL), path)
 
 
-def _kind(entry: os.DirEntry[str]) -> Kind | None:
-    if entry.is_file(follow_symlinks=False):
-        return Kind.FILE
+def _kind(entry: os.DirEntry[bytes]) -> Kind | None:
     if entry.is_dir(follow_symlinks=False):
         return Kind.DIR
     if entry.is_symlink():

@@ -202,7 +202,7 @@ class MergedView:
     def _visible(self, path: bytes, merged: dict[bytes, Kind], hidden: bool) -> builtins.list[tuple[bytes, Kind]]:
         if not hidden and (self.hide_hidden_paths or not path):
             merged = {name: kind for name, kind in merged.items() if not self._hides(path, name)}
-        return sorted(item for item in merged.items() if item[1] is not Kind.WHITEOUT)
+        return [(name, kind) for name in sorted(merged) if (kind := merged[name]) is not Kind.WHITEOUT]
 
     def _hides(self, path: bytes, name: bytes) -> bool:
         if not path and name == self.scratch:
