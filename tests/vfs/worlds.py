@@ -145,12 +145,26 @@ class PlainWorld:
             # A kernel's overlay leaves a directory of the lower layer to whoever asked.
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(self.at(dst))
-            subprocess.run([b"cp", b"-a", b"--", self.at(src), self.at(dst)], check=True)
-            # In a directory with setgid, cp leaves that on new directories.
-            for parent, _, _ in os.walk(self.at(src)):
-                copy = os.path.normpath(os.path.join(self.at(dst), os.path.relpath(parent, self.at(src))))
-                os.chmod(copy, stat.S_IMODE(os.stat(parent).st_mode))
-            shutil.rmtree(self.at(src))
+            self._move_tree(self.at(src), self.at(dst))
+
+    def _move_tree(self, src: bytes, dst: bytes) -> None:
+        found = os.stat(src)
+        os.mkdir(dst)
+        for name in os.listxattr(src):
+            os.setxattr(dst, name, os.getxattr(src, name))
+        for entry in map(os.fsencode, os.listdir(src)):
+            below = (os.path.join(src, entry), os.path.join(dst, entry))
+            try:
+                # One by one, so that what is open goes along.
+                os.rename(*below)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self._move_tree(*below)
+        os.chown(dst, found.st_uid, found.st_gid)
+        os.chmod(dst, stat.S_IMODE(found.st_mode))
+        os.utime(dst, ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.rmdir(src)
 
     def copy(self, src: bytes, dst: bytes) -> None:
         subprocess.run([b"cp", b"-rT", b"--", self.at(src), self.at(dst)], check=True)

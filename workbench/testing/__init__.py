@@ -1,7 +1,8 @@
 """Public helpers for tests: conformance suites for storages and overlays, and freezing.
 
 `StorageContract` and `OverlayContract` are classes that pytest collects once they're subclassed, and need nothing but
-pytest's `tmp_path`. `freeze` makes an overlay's whole content its lower layer.
+pytest's `tmp_path`; with `pytest.register_assert_rewrite("workbench.testing")` in your conftest.py their failures show the
+values. `freeze` makes an overlay's whole content its lower layer.
 """
 
 from __future__ import annotations
