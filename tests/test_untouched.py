@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -116,6 +117,18 @@ def ours(engine: Engine, state: Path) -> tuple[list[str], list[str]]:
     return sorted(containers), sorted(found["Name"] for found in engine.volumes(label))
 
 
+def processes_about(overlay: str) -> list[bytes]:
+    """The processes of this machine that name an overlay's directory in their arguments."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                argv = (entry / "cmdline").read_bytes()
+                if os.fsencode(overlay) in argv:
+                    found.append(argv)
+    return found
+
+
 def test_nothing_of_the_workspace_changes_when_the_command_is_killed(cli: Cli) -> None:
     before = everything_about(cli.workspace)
     cli("exec", "--timeout", "0.5", "--", "sh", "-c", WRITER, code=124)
@@ -146,6 +159,7 @@ def test_a_killed_keeper_leaves_nothing_that_the_next_command_does_not_remove(cl
     os.kill(keeper.pid, signal.SIGKILL)
     assert process.wait(timeout=60) == 125
     assert everything_about(cli.workspace) == before
+    wait_until(lambda: not processes_about(overlay), "what the keeper had started has ended")
     assert cli.sh("tail -n 1 new").stdout == b"x\n"
     again = anyio.run(keeper_of, overlay)
     assert ours(Engine(), state)[0] == [again.name] != containers

@@ -193,6 +193,7 @@ class Keeper:
             self._spec.mounts[0].lower,
             self._overlay.path,
             str(self._epoch_ns),
+            str(os.getpid()),
         ]
         watcher = await anyio.open_process(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None)
         try:

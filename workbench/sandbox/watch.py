@@ -20,14 +20,14 @@ _LOOK_MS = 1000
 
 
 def main() -> None:
-    """`main` of a process with three arguments: the directory, the overlay's, the mount's epoch in ns.
+    """`main` of a process with four arguments: the directory, the overlay's, the mount's epoch in ns, the keeper's process.
 
     Ends at the first change or with its keeper. A change from before the watches were set up is seen by the change time
     of the directory that it was made in, within a second or so; one to the inside of a file needs no new mount. Where the
     system has no more watches it ends with a line on standard error: then only what is read tells of changes.
     """
-    directory, overlay_path, epoch_ns = sys.argv[1:]
-    keeper = os.getppid()
+    # Who was our parent when we began needn't have been the keeper: it may have been killed by then.
+    directory, overlay_path, epoch_ns, keeper = sys.argv[1:]
     # Its path may have bytes that aren't UTF-8, which the watcher takes from nobody but the kernel.
     os.chdir(directory)
     root = os.getcwd()
@@ -46,7 +46,7 @@ def main() -> None:
             if found or (number == 0 and _changed_since(os.fsencode(root), int(epoch_ns))):
                 mark_changed(overlay_path)
                 return
-            if os.getppid() != keeper:
+            if os.getppid() != int(keeper):
                 return
     except RuntimeError:
         # Something changed whose name isn't UTF-8.
