@@ -69,8 +69,8 @@ def execute(
     """Run a command in the sandbox; nothing of the workspace changes.
 
     Its output streams, its exit code is the exit code; the workbench's own are 124 (timeout), 125
-    (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox; a command that
-    has a terminal gets every ^C itself.
+    (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox (with a
+    terminal: where nothing else was typed).
     """
     context = Context(workspace, session, json, quiet)
     wanted = job.command(
@@ -92,7 +92,8 @@ def shell(
 ) -> None:
     """Open an interactive shell in the sandbox; nothing of the workspace changes."""
     wanted = job.command(_SHELL, with_tty=job.wants_tty(None))
-    _run(Context(workspace, session, quiet=quiet), SandboxOptions(backend=backend, image=image), wanted)
+    context = Context(workspace, session, quiet=quiet)
+    _run(context, SandboxOptions(backend=backend, image=image), wanted, is_shell=True)
 
 
 def _environment(named: list[str]) -> dict[str, str]:
@@ -109,10 +110,10 @@ def _environment(named: list[str]) -> dict[str, str]:
     return found
 
 
-def _run(context: Context, options: SandboxOptions, command: Command) -> None:
+def _run(context: Context, options: SandboxOptions, command: Command, *, is_shell: bool = False) -> None:
     """Run to the end of the command and of this process, whose exit code is the command's."""
     try:
-        code = anyio.run(_execute, context, options, command)
+        code = anyio.run(_execute, context, options, command, is_shell)
     except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
@@ -126,13 +127,13 @@ def _run(context: Context, options: SandboxOptions, command: Command) -> None:
     raise typer.Exit(code)
 
 
-async def _execute(context: Context, options: SandboxOptions, command: Command) -> int:
+async def _execute(context: Context, options: SandboxOptions, command: Command, is_shell: bool) -> int:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
         async with await workspace.sandbox(report) as client:
             target = (await client.hello()).mounts[0].target
             located = job.located(command, target, workspace.root, os.getcwdb())
-            result = await job.run(client, located, as_json=context.json)
+            result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
         changes = await job.count(lambda: workspace.changes(may_stop=False), workspace.overlay_path)
     if context.json:
         output.write_json(exec_report(result, job.exit_code(result), changes))

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 EXIT_TIMEOUT = 124
 _GRACE_MS = 1000
 _LAST_OUTPUT_S = 5.0
+_INTERRUPT = b"\x03"
+_TWICE_S = 1.0
+_PATIENCE_S = 0.5
 
 
 def wants_tty(said: bool | None) -> bool:
@@ -85,8 +88,12 @@ async def count(look: Callable[[], Awaitable[ChangeSet]], overlay_path: str) -> 
     return changes
 
 
-async def run(client: KeeperClient, wanted: Command, *, as_json: bool) -> CommandResult:
-    """Run a command to its end with this process's streams, terminal and signals; `as_json` keeps the output back."""
+async def run(client: KeeperClient, wanted: Command, *, as_json: bool, is_shell: bool = False) -> CommandResult:
+    """Run a command to its end with this process's streams, terminal and signals; `as_json` keeps the output back.
+
+    A command with a terminal gets every key, ^C too. Where it lives on after two, and nothing else was typed, both it and
+    the sandbox are stopped, as without a terminal; a shell (`is_shell`) is left alone.
+    """
     job = await client.spawn(wanted)
     result: CommandResult | None = None
     asked: list[signal.Signals] = []
@@ -98,7 +105,10 @@ async def run(client: KeeperClient, wanted: Command, *, as_json: bool) -> Comman
         try:
             with anyio.CancelScope() as waiting:
                 group.start_soon(_pass_signals, client, job, waiting, asked)
-                result = await job.wait(stdin=terminal.stdin_bytes(), on_stdout=outputs[0], on_stderr=outputs[1])
+                keys = terminal.stdin_bytes()
+                if wanted.tty and not is_shell:
+                    keys = _watched(keys, lambda: group.start_soon(_stop_both, client, job, waiting, asked))
+                result = await job.wait(stdin=keys, on_stdout=outputs[0], on_stderr=outputs[1])
         except BrokenPipeError:
             # Whoever read our output is gone: the command ends as it would have, writing to that pipe itself.
             result = CommandResult(128 + signal.SIGPIPE, signal=signal.SIGPIPE.name)
@@ -125,10 +135,38 @@ async def _pass_signals(
             elif asked.count(signal.SIGINT) == 1:
                 await job.signal(signal.SIGINT)
             else:
-                output.say("stopping the command and the sandbox")
-                await job.kill("cancel", discard=True)
-                await client.stop(force=True, reason="cancel")
-                waiting.cancel()
+                await _stop_both(client, job, waiting, asked, patience_s=0)
+
+
+async def _watched(keys: AsyncIterator[bytes], stop: Callable[[], object]) -> AsyncIterator[bytes]:
+    """Pass keys on; call `stop` after two ^C within a second, unless somebody is using the program: typed anything else."""
+    watching, last = True, -_TWICE_S
+    async for data in keys:
+        yield data
+        watching = watching and not data.strip(_INTERRUPT)
+        for _ in data if watching else b"":
+            now = anyio.current_time()
+            if now - last < _TWICE_S:
+                watching = False
+                stop()
+                break
+            last = now
+
+
+async def _stop_both(
+    client: KeeperClient,
+    job: Job,
+    waiting: anyio.CancelScope,
+    asked: list[signal.Signals],
+    patience_s: float = _PATIENCE_S,
+) -> None:
+    """End the command and the sandbox, where the command hasn't ended by itself in `patience_s`."""
+    await anyio.sleep(patience_s)
+    asked.append(signal.SIGINT)
+    output.say("stopping the command and the sandbox")
+    await job.kill("cancel", discard=True)
+    await client.stop(force=True, reason="cancel")
+    waiting.cancel()
 
 
 def exit_code(result: CommandResult) -> int:
