@@ -59,6 +59,9 @@ def make_repository(path: Path, files: int) -> None:
         (directory / f"f{number % 100}.py").write_text(f"value = {number}\n" * 20)
     git = git_in(path)
     git("init", "-q", "-b", "main")
+    # Else git collects garbage behind the measurement's back.
+    git("config", "gc.auto", "0")
+    git("config", "maintenance.auto", "false")
     git("add", "-A")
     git("commit", "-q", "-m", "first")
 
