@@ -34,7 +34,7 @@ _HINT_MOUNT = (
 
 
 class DockerBackend:
-    """One container over one overlay (and those of the mounts beside it), as DESIGN's section 'sandbox' sets it up."""
+    """One container over one overlay, and over those of the mounts beside it."""
 
     kind = "docker"
 
