@@ -22,7 +22,7 @@ from tests.sandbox.supervised import SOURCE, UID, alive, prefix, until
 from workbench.errors import OverlayError, SandboxError, StateError
 from workbench.protocol.commands import Command
 from workbench.sandbox import client as client_module
-from workbench.sandbox import frames, keeper, runtime
+from workbench.sandbox import frames, keeper, leftovers, runtime
 from workbench.sandbox.backend import OverlayMount, SandboxSpec
 from workbench.sandbox.client import KeeperClient
 from workbench.vfs.session import OverlayDirectory
@@ -90,7 +90,8 @@ def place() -> Iterator[Place]:
         assert place.is_free()
         assert not place.is_mounted()
     finally:
-        shutil.rmtree(path)
+        # The kernel's work directory is closed to everybody but root.
+        leftovers.remove_tree(str(path))
 
 
 async def _stop(path: str) -> None:
