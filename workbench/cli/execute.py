@@ -69,8 +69,8 @@ def execute(
     """Run a command in the sandbox; nothing of the workspace changes.
 
     Its output streams, its exit code is the exit code; the workbench's own are 124 (timeout), 125
-    (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox (with a
-    terminal: where nothing else was typed).
+    (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox (in a
+    terminal in which something else was typed before: three times).
     """
     context = Context(workspace, session, json, quiet)
     wanted = job.command(

@@ -29,7 +29,7 @@ EXIT_TIMEOUT = 124
 _GRACE_MS = 1000
 _LAST_OUTPUT_S = 5.0
 _INTERRUPT = b"\x03"
-_TWICE_S = 1.0
+_AT_ONCE_S = 1.0
 _PATIENCE_S = 0.5
 
 
@@ -91,8 +91,8 @@ async def count(look: Callable[[], Awaitable[ChangeSet]], overlay_path: str) -> 
 async def run(client: KeeperClient, wanted: Command, *, as_json: bool, is_shell: bool = False) -> CommandResult:
     """Run a command to its end with this process's streams, terminal and signals; `as_json` keeps the output back.
 
-    A command with a terminal gets every key, ^C too. Where it lives on after two, and nothing else was typed, both it and
-    the sandbox are stopped, as without a terminal; a shell (`is_shell`) is left alone.
+    A command with a terminal gets every key, ^C too. Where it lives on after two, both it and the sandbox are stopped, as
+    without a terminal; where something else was typed before, after three; a shell (`is_shell`) is left alone.
     """
     job = await client.spawn(wanted)
     result: CommandResult | None = None
@@ -139,18 +139,24 @@ async def _pass_signals(
 
 
 async def _watched(keys: AsyncIterator[bytes], stop: Callable[[], object]) -> AsyncIterator[bytes]:
-    """Pass keys on; call `stop` after two ^C within a second, unless somebody is using the program: typed anything else."""
-    watching, last = True, -_TWICE_S
+    """Pass keys on; call `stop` once, after two ^C within a second.
+
+    After three where something else was typed before: then two may well be meant for the program, which is being used.
+    """
+    needed = 2
+    pressed: list[float] = []
     async for data in keys:
         yield data
-        watching = watching and not data.strip(_INTERRUPT)
-        for _ in data if watching else b"":
-            now = anyio.current_time()
-            if now - last < _TWICE_S:
-                watching = False
-                stop()
-                break
-            last = now
+        now = anyio.current_time()
+        if data.strip(_INTERRUPT):
+            needed, pressed = 3, []
+        pressed = [at for at in pressed if now - at < _AT_ONCE_S]
+        pressed += [now] * (len(data) - len(data.rstrip(_INTERRUPT)))
+        if len(pressed) >= needed:
+            stop()
+            break
+    async for data in keys:
+        yield data
 
 
 async def _stop_both(
