@@ -23,8 +23,9 @@ _EXAMPLES = int(os.environ.get("WORKBENCH_MACHINE_EXAMPLES", "300"))
 _there = st.integers(0, 30)
 _names = st.sampled_from([b"a", b"f", b"b", b"new", b"new\nline", b"\xff\xfe", b"..x", b"n" * 255])
 _data = st.binary(max_size=40)
-# Without root a directory of 0o600 is closed to the machine itself.
-_MODES = [0o600 if os.geteuid() == 0 else 0o700, 0o755, 0o4711, 0o2775, 0o1777]
+# Without root a directory of 0o600 is closed to the machine itself, and the kernel takes setuid and setgid away from what is
+# written to, which a layer in memory, as root, keeps.
+_MODES = [0o600, 0o755, 0o4711, 0o2775, 0o1777] if os.geteuid() == 0 else [0o700, 0o755, 0o711, 0o1777]
 
 
 def _can_mount() -> bool:
