@@ -249,7 +249,7 @@ def test_reports_come_whole_through_a_reader_that_leaves(odd: Prompt) -> None:
 # Help
 
 
-_COMMANDS = ("exec", "shell", "refresh", "stop", "status", "diff", "doctor", "commit", "discard", "images")
+_COMMANDS = ("exec", "shell", "refresh", "stop", "status", "diff", "sessions", "doctor", "commit", "discard", "images")
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
@@ -260,7 +260,7 @@ def test_every_command_explains_itself(odd: Prompt, command: str) -> None:
         )
         shown = done.stdout.decode()
         assert f"Usage: workbench {command}" in shown
-        if command not in ("doctor", "images"):
+        if command not in ("doctor", "images", "sessions"):
             assert "--session" in shown
 
 

@@ -8,6 +8,7 @@ lines in its trailer `Workbench-Also`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -113,6 +114,22 @@ class History:
         else:
             files.replace(self._index, b"".join(map(_encode, rows)) + line)
 
+    def drop(self) -> None:
+        """Forget the session: its reference, then its index, which means nothing without. Needs the store's lock.
+
+        Raises OSError.
+        """
+        path = os.path.join(self._directory, self._reference)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        with contextlib.suppress(OSError):
+            # Somebody else's references may lie beside it.
+            os.rmdir(os.path.dirname(path))
+        if self._packed_tip():
+            self._drop_packed_tip()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._index)
+
     def _load(self) -> tuple[list[Row], bool]:
         """The lines, and whether the index file has exactly those."""
         try:
@@ -165,10 +182,44 @@ class History:
             pass
         return ""
 
+    def _drop_packed_tip(self) -> None:
+        path = os.path.join(self._directory, "packed-refs")
+        with open(path, "rb") as file:
+            lines = file.readlines()
+        name = self._reference.encode("ascii")
+        files.replace(path, b"".join(line for line in lines if line.rstrip(b"\n").partition(b" ")[2] != name))
+
     def _move_tip(self, commit: str) -> None:
         path = os.path.join(self._directory, self._reference)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         files.replace(path, commit.encode("ascii") + b"\n")
+
+
+def sessions_of(directory: str) -> list[str]:
+    """The names of the sessions that the store at `directory` has checkpoints of, sorted. Raises OSError."""
+    base = os.path.join(directory, _REFERENCES)
+    found = {name for name in _listed(base) if os.path.exists(os.path.join(base, name, "tip"))}
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(directory, "packed-refs"), "rb") as file:
+        for line in file:
+            name = line.rstrip(b"\n").partition(b" ")[2].decode("utf-8", "replace")
+            if name.startswith(f"{_REFERENCES}/") and name.endswith("/tip"):
+                found.add(name[len(_REFERENCES) + 1 : -len("/tip")])
+    return sorted(os.fsdecode(names.unescape(name.encode("utf-8"))) for name in found if _is_escaped(name))
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _is_escaped(name: str) -> bool:
+    """Whether a reference's name is one that we gave."""
+    try:
+        return names.escape_reference(names.unescape(name.encode("utf-8", "surrogateescape"))) == name
+    except ValueError:
+        return False
 
 
 def row_of(commit: str, parent: bytes | None, trailers: dict[str, object]) -> Row:

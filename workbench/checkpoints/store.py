@@ -6,13 +6,14 @@ to delete. The layout of a checkpoint's tree is in `tree`, that of references an
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import fcntl
 import io
 import os
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from typing import BinaryIO, Self
 
 from workbench.checkpoints import files, manifest_format, objects, side_store, tree
 from workbench.checkpoints.bases import take_bases
-from workbench.checkpoints.history import SCHEMA, History, Row, row_of, trailers_of
+from workbench.checkpoints.history import SCHEMA, History, Row, row_of, sessions_of, trailers_of
 from workbench.checkpoints.manifest import Manifest
 from workbench.checkpoints.pack_writer import PackWriter
 from workbench.checkpoints.packs import Packs
@@ -216,6 +217,25 @@ class CheckpointStore:
             code="checkpoint_not_found",
             hint="'workbench log' lists those that there are.",
         )
+
+    def sessions(self) -> builtins.list[str]:
+        """The names of the sessions that have checkpoints, sorted. Raises OSError."""
+        return sessions_of(self.directory)
+
+    def packs(self, session: str) -> dict[str, int]:
+        """The packs that hold a session's checkpoints, by path, each with how many it holds. Raises as `latest`."""
+        commits = {row.commit for row in self._history(session).rows()}
+        found = [self._packs.pack_of(bytes.fromhex(commit)) for commit in commits]
+        return Counter(path for path in found if path is not None)
+
+    def drop_session(self, session: str) -> None:
+        """Forget a session's checkpoints; the room they take is free once the store is repacked.
+
+        For the holder of the overlay's lock. Raises OSError.
+        """
+        with self._lock():
+            self._history(session).drop()
+        del self._histories[session]
 
     def get(self, commit: str) -> Checkpoint:
         """The checkpoint that made a commit (40 hex digits). Raises as `find`."""

@@ -185,3 +185,51 @@ class DoctorReport(Frozen):
     picked: str | None
     why: str
     findings: tuple[FindingReport, ...]
+
+
+class SessionReport(Frozen):
+    """One session. Sizes are in bytes, on the disk; `age_s` is in seconds since it was last used, None where unknown.
+
+    `standing` says of the workspace: `here`, `missing` (deleted, moved, or its disk isn't there), `replaced` (another
+    directory is there now), `unreachable`, `let_go` (the old one of such a directory was given up), None where the record
+    can't be read. `changes` is None where nobody counted them since they last changed: `entries` is then how many files,
+    links and deletions the overlay has, notes and ignored ones too. `upper_size` and `entries` are at least that where not
+    `complete`. `checkpoint_size` is its share of the packs. `sandbox` is as in `StatusReport`, with the state `busy` where
+    another process has the overlay.
+    `problem` is None, or a sentence.
+    """
+
+    session: str
+    workspace: PathReport
+    standing: str | None
+    age_s: float | None
+    changes: int | None
+    entries: int
+    upper_size: int
+    complete: bool
+    checkpoints: int
+    checkpoint_size: int
+    sandbox: SandboxReport
+    problem: str | None = None
+
+
+class StoreReport(Frozen):
+    """A workspace in the state directory; `size` is what its checkpoints take, at least that where not `complete`.
+
+    `standing` and `problem` are as in `SessionReport`.
+    """
+
+    workspace: PathReport
+    standing: str | None
+    directory: str
+    size: int
+    complete: bool
+    problem: str | None = None
+
+
+class SessionsReport(Frozen):
+    """`workbench sessions --json`."""
+
+    version: int = 1
+    sessions: tuple[SessionReport, ...]
+    workspaces: tuple[StoreReport, ...]
