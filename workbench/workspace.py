@@ -33,8 +33,9 @@ from workbench.review.shown import ShownDigests
 from workbench.sandbox.client import KeeperClient
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs.changed_mark import mark_changed
+from workbench.vfs.listing import Listed, listing
 from workbench.vfs.local import LocalStorage
-from workbench.vfs.overlay import Overlay
+from workbench.vfs.merged import MergedView
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import write_file
 from workbench.warm import SESSION_NAME
@@ -276,10 +277,26 @@ class Workspace:
             return await to_thread.run_sync(self._read, path)
 
     def _read(self, path: bytes) -> bytes:
+        with self._merged() as merged, merged.open(path) as stream:
+            return stream.read()
+
+    async def listing(self, path: bytes, *, everything: bool = False) -> tuple[list[Listed], bool]:
+        """As `vfs.listing.listing`, of the merged view; `path` is relative to the root.
+
+        Also whether a running sandbox may see it otherwise, since the real workspace changed under it. Raises OSError.
+        """
+
+        def look() -> tuple[list[Listed], bool]:
+            with self._merged() as merged:
+                found = listing(merged, path, everything=everything)
+            return found, self._overlay.is_locked() and self._mounting.lower_moved_on(path)
+
+        return await to_thread.run_sync(look)
+
+    @contextlib.contextmanager
+    def _merged(self) -> Iterator[MergedView]:
         with self._overlay.upper() as upper:
-            overlay = Overlay(self._lower, upper, scratch=os.fsencode(self._overlay.record().scratch))
-            with overlay.open(path) as stream:
-                return stream.read()
+            yield MergedView(self._lower, upper, scratch=os.fsencode(self._overlay.record().scratch))
 
     async def checkpoint(self, message_id: str | None = None, *, label: str = "", may_stop: bool = True) -> Checkpoint:
         """Keep the upper layer as it is at this moment; without a change since the last one, that one.

@@ -249,7 +249,20 @@ def test_reports_come_whole_through_a_reader_that_leaves(odd: Prompt) -> None:
 # Help
 
 
-_COMMANDS = ("exec", "shell", "refresh", "stop", "status", "diff", "sessions", "doctor", "commit", "discard", "images")
+_COMMANDS = (
+    "exec",
+    "shell",
+    "refresh",
+    "stop",
+    "status",
+    "diff",
+    "ls",
+    "sessions",
+    "doctor",
+    "commit",
+    "discard",
+    "images",
+)
 
 
 @pytest.mark.parametrize("command", _COMMANDS)

@@ -13,6 +13,7 @@ from workbench.cli.doctor import doctor
 from workbench.cli.execute import execute, refresh, shell, stop
 from workbench.cli.images import images
 from workbench.cli.look import diff, status
+from workbench.cli.ls import ls
 from workbench.cli.sessions import sessions
 
 WORK, LOOK, DECIDE, OTHERS = "Work", "Look", "Decide", "Others"
@@ -34,6 +35,7 @@ app.command(rich_help_panel=WORK)(refresh)
 app.command(rich_help_panel=WORK)(stop)
 app.command(rich_help_panel=LOOK)(status)
 app.command(rich_help_panel=LOOK)(diff)
+app.command(rich_help_panel=LOOK)(ls)
 app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(commit)

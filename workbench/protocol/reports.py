@@ -233,3 +233,26 @@ class SessionsReport(Frozen):
     version: int = 1
     sessions: tuple[SessionReport, ...]
     workspaces: tuple[StoreReport, ...]
+
+
+class EntryReport(PathReport):
+    """An entry of the merged view: `path` is from the workspace's root, `mode` an octal string of all 16 bits.
+
+    `kind` is `file`, `dir`, `symlink`, `fifo`, `socket` or `device`; `target` is where a symlink leads. `mark` is `A` for
+    what is new in the overlay, `M` for what it has a copy of its own of, None for what is the real workspace's.
+    """
+
+    kind: str
+    mode: str
+    size: int
+    mtime_ns: int
+    target: PathReport | None = None
+    mark: str | None = None
+
+
+class ListReport(Frozen):
+    """`workbench ls --json`: what there is at `path`, a directory or one entry."""
+
+    version: int = 1
+    path: PathReport
+    entries: tuple[EntryReport, ...]
