@@ -361,16 +361,7 @@ class Mounting:
 
     def unmount_leftovers(self) -> None:
         """Remove whatever a killed keeper left mounted; the lock is held. Raises SandboxError where it can't."""
-        record = self._overlay.record()
-        left = [mount for mount in record.mounts if mount.live]
-        for mount in left:
-            if mount.name:
-                leftovers.ensure_unmounted(mount)
-            else:
-                leftovers.ensure_none_mounted(self._overlay.path, self._state.id)
-        if left:
-            mounts = tuple(mount.model_copy(update={"live": False}) for mount in record.mounts)
-            self._overlay.save(record.model_copy(update={"mounts": mounts}))
+        leftovers.unmount(self._overlay, self._state.id)
 
 
 def _nothing(upper: LocalUpper) -> Manifest:

@@ -25,6 +25,8 @@ from workbench.warm import default_state_path, slug
 # What may stand in a mount option without a quote or an escape, on every kernel and engine.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+=-]+")
 
+_REMOVED = ".removed-"
+
 
 class Standing(StrEnum):
     """Whether the real directory of a workspace is where it was.
@@ -89,6 +91,19 @@ class StateDirectory:
         base = os.path.join(self.path, "workspaces")
         names = sorted(os.listdir(base)) if os.path.isdir(base) else []
         return [os.path.join(base, name) for name in names]
+
+    def set_aside(self, path: str) -> str:
+        """Take something of this state directory out of use in one step, to be removed; returns where it is now.
+
+        Raises OSError.
+        """
+        aside = os.path.join(self.path, f"{_REMOVED}{secrets.token_hex(8)}")
+        os.rename(path, aside)
+        return aside
+
+    def half_removed(self) -> list[str]:
+        """What was set aside and not removed, sorted: that is being done at this moment, or was cut short."""
+        return sorted(os.path.join(self.path, name) for name in os.listdir(self.path) if name.startswith(_REMOVED))
 
     def workspace(self, root: bytes) -> WorkspaceDirectory:
         """The workspace of the real directory `root` (absolute, without symlinks), made where it's new.
@@ -279,6 +294,14 @@ class WorkspaceDirectory:
             return Standing.HERE if same(self.record, identify(fd)) else Standing.REPLACED
         finally:
             os.close(fd)
+
+    def forget_path(self) -> None:
+        """Drop the link by which its path is found, where it's still this one's. Raises OSError."""
+        base, name = os.path.split(self.path)
+        by_path = _path_link(base, self.root)
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(by_path) == name:
+                os.unlink(by_path)
 
     def stands_elsewhere(self, record: WorkspaceRecord) -> bool:
         """Whether this workspace's own path still leads to it, and that isn't the directory of `record`.

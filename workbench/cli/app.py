@@ -14,9 +14,10 @@ from workbench.cli.execute import execute, refresh, shell, stop
 from workbench.cli.images import images
 from workbench.cli.look import diff, status
 from workbench.cli.ls import ls
+from workbench.cli.prune import command as prune
 from workbench.cli.sessions import sessions
 
-WORK, LOOK, DECIDE, OTHERS = "Work", "Look", "Decide", "Others"
+WORK, LOOK, DECIDE, TRAVEL, OTHERS = "Work", "Look", "Decide", "Travel", "Others"
 
 app = typer.Typer(
     name="workbench",
@@ -40,6 +41,7 @@ app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(commit)
 app.command(rich_help_panel=DECIDE)(discard)
+app.command("prune", rich_help_panel=TRAVEL)(prune)
 app.add_typer(images, name="images", rich_help_panel=OTHERS)
 
 

@@ -256,3 +256,34 @@ class ListReport(Frozen):
     version: int = 1
     path: PathReport
     entries: tuple[EntryReport, ...]
+
+
+class PrunedSessionReport(SessionReport):
+    """A session that was old enough; `reason` says why it was kept, None where it wasn't."""
+
+    reason: str | None = None
+
+
+class PrunedCommitReport(Frozen):
+    """A commit that landed long ago, of which only what a revert needs was left; `size` is what that took."""
+
+    commit_id: str
+    workspace: PathReport
+    size: int
+
+
+class PruneReport(Frozen):
+    """`workbench prune --json`: what was removed, or with `dry_run` what would be, in bytes `freed`.
+
+    `kept` are sessions that are old enough, each with a `reason`. `workspaces` are those of which nothing was left and
+    whose directory is gone. `failed` are errors: what each is about stays, at least in part.
+    """
+
+    version: int = 1
+    dry_run: bool
+    removed: tuple[PrunedSessionReport, ...]
+    kept: tuple[PrunedSessionReport, ...]
+    commits: tuple[PrunedCommitReport, ...]
+    workspaces: tuple[PathReport, ...]
+    freed: int
+    failed: tuple[dict[str, str | None], ...] = ()

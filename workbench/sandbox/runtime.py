@@ -69,6 +69,18 @@ def forget_socket(overlay_path: str) -> None:
         os.unlink(os.path.join(overlay_path, LINK))
 
 
+def remove_socket(overlay_path: str) -> None:
+    """Remove the socket of a keeper that is gone. Only for the holder of the overlay's lock. Raises OSError."""
+    path = find_socket(overlay_path)
+    forget_socket(overlay_path)
+    if path is not None and os.path.basename(path) == _SOCKET:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        # It isn't empty where somebody left something there.
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(path))
+
+
 def _is_own(path: str) -> bool:
     try:
         found = os.lstat(path)
