@@ -107,7 +107,7 @@ def prune(state: StateDirectory, plan: Prunable, before_ns: int) -> Prunable:
     emptied = []
     for workspace in plan.emptied:
         try:
-            if _remove_workspace(state, workspace):
+            if remove_workspace(state, workspace):
                 emptied.append(workspace)
         except (WorkbenchError, OSError) as error:
             failed.append(error)
@@ -216,6 +216,11 @@ def _earliest_checkpoint(directory: str, gone: set[str]) -> int:
     return min(times, default=1 << 63)
 
 
+def is_empty(workspace: WorkspaceSessions) -> bool:
+    """Whether the real directory of a workspace is gone, and nothing is kept for it. Raises WorkbenchError, OSError."""
+    return _is_empty(workspace, set(), set(), 1 << 63)
+
+
 def _is_empty(workspace: WorkspaceSessions, gone: set[str], commits: set[str], before_ns: int) -> bool:
     """Whether a workspace has gone for long, and nothing is left of it without those sessions and commits."""
     if workspace.standing not in (Standing.MISSING, Standing.LET_GO):
@@ -231,10 +236,11 @@ def _is_empty(workspace: WorkspaceSessions, gone: set[str], commits: set[str], b
     )
 
 
-def _remove_workspace(state: StateDirectory, found: WorkspaceSessions) -> bool:
+def remove_workspace(state: StateDirectory, found: WorkspaceSessions) -> bool:
+    """Remove a workspace that is empty; False where it isn't, or not any more. Raises WorkbenchError, OSError."""
     workspace = WorkspaceDirectory.read(found.directory)
     now = replace(found, standing=workspace.standing(), sessions=())
-    if workspace.sessions() or not _is_empty(now, set(), set(), 1 << 63):
+    if workspace.sessions() or not is_empty(now):
         return False
     workspace.forget_path()
     _remove(state, workspace.path)

@@ -178,6 +178,21 @@ class FindingReport(Frozen):
     hint: str | None = None
 
 
+class LeftoverReport(Frozen):
+    """Something that was left over: `fix` is what `--fix` does about it, where it's `mendable`, else what a person can do.
+
+    `kind` is `process`, `sandbox`, `commit`, `staging`, `overlay`, `workspace`, `removal`, `temporary` or `unreadable`. `fixed`
+    says that `--fix` did it; `error` (`code`, `message`, `hint`) what stood in the way.
+    """
+
+    kind: str
+    finding: str
+    fix: str
+    mendable: bool
+    fixed: bool = False
+    error: dict[str, str | None] | None = None
+
+
 class DoctorReport(Frozen):
     """`workbench doctor --json`; `picked` is the backend that `auto` takes here, None where none works."""
 
@@ -185,6 +200,7 @@ class DoctorReport(Frozen):
     picked: str | None
     why: str
     findings: tuple[FindingReport, ...]
+    leftovers: tuple[LeftoverReport, ...] = ()
 
 
 class SessionReport(Frozen):

@@ -103,6 +103,15 @@ def sweep(state_directory: str, state_id: str, engine: Engine | None = None) -> 
     return tuple(removed)
 
 
+def abandoned(state_directory: str, state_id: str, engine: Engine | None = None) -> dict[str, str]:
+    """What `sweep` would remove: the names of sandboxes, each with its overlay's directory. Raises as `sweep`."""
+    return {
+        name: str(path)
+        for name, path in _sandboxes(engine or Engine(), state_id).items()
+        if path.is_relative_to(state_directory) and not OverlayDirectory(str(path)).is_locked()
+    }
+
+
 def remove_tree(path: str, *, image: str = "", engine: Engine | None = None) -> None:
     """Remove a directory of ours in which sandboxes wrote, with everything in it; harmless where it isn't there.
 
