@@ -16,12 +16,13 @@ import pytest
 
 from tests.cli.conftest import Prompt, leftovers
 from tests.cli.test_keeper_life import is_alive, keeper, warm
-from tests.cli.test_sessions import listed, use, workbench
-from tests.conftest import ROOT, Cli
+from tests.cli.test_sessions import listed, surroundings, use, workbench
+from tests.conftest import Cli
 from tests.trees import make_tree, snapshot
 from tests.waiting import wait_until
 from workbench.protocol.reports import DoctorReport
 from workbench.repair import Leftover, leftovers_of, mend
+from workbench.sandbox.leftovers import remove_tree
 from workbench.state import StateDirectory
 
 
@@ -85,7 +86,7 @@ def test_sandboxes_of_overlays_that_are_gone_are_removed_by_the_state_directorys
 ) -> None:
     killed = warm(fresh_prompt)
     kill(killed.pid)
-    shutil.rmtree(fresh_prompt.overlay())
+    fresh_prompt.overlay().rename(tmp_path / "gone")
     assert len(fresh_prompt.leftovers()) == 2
     other = tmp_path / "other-state"
     other.mkdir(mode=0o700)
@@ -93,15 +94,17 @@ def test_sandboxes_of_overlays_that_are_gone_are_removed_by_the_state_directorys
     assert len(fresh_prompt.leftovers()) == 2
     assert fix(fresh_prompt.state) == ["sandbox"]
     assert fresh_prompt.leftovers() == []
+    remove_tree(str(tmp_path / "gone"))
 
 
-def test_a_keeper_whose_overlay_is_gone_is_ended_with_its_sandbox(fresh_prompt: Prompt) -> None:
+def test_a_keeper_whose_overlay_is_gone_is_ended_with_its_sandbox(fresh_prompt: Prompt, tmp_path: Path) -> None:
     fresh_prompt("exec", "--session", "other", "--", "true")
     lost = warm(fresh_prompt)
-    shutil.rmtree(fresh_prompt.overlay())
+    fresh_prompt.overlay().rename(tmp_path / "gone")
     assert "process" in kinds(fresh_prompt.state)
     assert "process" in fix(fresh_prompt.state)
     wait_until(lambda: not is_alive(lost.pid), "the keeper has ended")
+    remove_tree(str(tmp_path / "gone"))
     assert keeper(fresh_prompt, "other") is not None
     assert fix(fresh_prompt.state) == []
     assert len(fresh_prompt.leftovers()) == 2
@@ -148,7 +151,7 @@ def test_a_commit_that_was_cut_short_is_completed_by_its_journal_alone(state: Pa
     before = snapshot(root, times=False)
     done = subprocess.run(
         [sys.executable, "-c", KILLED_IN_THE_MIDDLE, str(root), step],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=surroundings(),
         check=False,
     )
     assert done.returncode == -signal.SIGKILL

@@ -17,8 +17,7 @@ import pytest
 from tests.cli.conftest import Prompt
 from tests.cli.terminals import terminal
 from tests.cli.test_keeper_life import is_alive, warm
-from tests.cli.test_sessions import listed, use, workbench
-from tests.conftest import ROOT
+from tests.cli.test_sessions import listed, surroundings, use, workbench
 from tests.sandbox.users import ordinary_user
 from tests.trees import make_tree, snapshot
 from tests.waiting import wait_until
@@ -124,7 +123,7 @@ def test_changes_are_lost_only_by_who_says_so(state: Path, root: Path) -> None:
 def test_on_a_terminal_it_is_said_and_asked(state: Path, root: Path, answer: bytes, left: set[str]) -> None:
     use(root, "full", ("one", "two"))
     argv = [sys.executable, "-m", "workbench", "prune", "--older-than", "0s", "--with-changes", "-w", str(root)]
-    with terminal(argv, cwd=root, environment={**os.environ, "PYTHONPATH": str(ROOT)}) as shown:
+    with terminal(argv, cwd=root, environment=surroundings()) as shown:
         shown.expect(rb"full.*2 files.*would be lost.*\[y/N\]")
         shown.type(answer)
         assert shown.wait() == (0 if not left else 1)

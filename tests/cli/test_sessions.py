@@ -27,10 +27,10 @@ def workbench(
     *arguments: str, cwd: Path = ROOT, code: int = 0, **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
     """The command line without an engine, over the state directory of the test."""
-    nowhere = {"DOCKER_HOST": "unix:///nonexistent/engine.sock", "PYTHONPATH": str(ROOT)}
+    nowhere = {"DOCKER_HOST": "unix:///nonexistent/engine.sock"}
     done = subprocess.run(
         [sys.executable, "-m", "workbench", *arguments],
-        env={**os.environ, **nowhere, **environment},
+        env={**surroundings(), **nowhere, **environment},
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -38,6 +38,12 @@ def workbench(
     )
     assert done.returncode == code, done
     return done
+
+
+def surroundings() -> dict[str, str]:
+    """This process's environment, with this checkout wherever the command is started."""
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def listed(*arguments: str) -> dict[str, dict[str, Any]]:
@@ -261,8 +267,7 @@ def test_a_terminal_shows_a_table_that_nothing_deceives(state: Path, root: Path,
     root.rename(odd)
     use(odd, "first")
     argv = [sys.executable, "-m", "workbench", "sessions"]
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "300"}
-    with terminal(argv, cwd=tmp_path, environment=surroundings) as shown:
+    with terminal(argv, cwd=tmp_path, environment={**surroundings(), "NO_COLOR": "1", "COLUMNS": "300"}) as shown:
         assert shown.wait() == 0
         screen = shown.screen.decode()
     assert "[bold]name" in screen.replace("\r\n", "")
