@@ -332,12 +332,17 @@ class Mounting:
         """What is left of an upper without its part of the real repositories."""
         return repository.without_repositories(manifest, self._lower)
 
-    def lower_moved_on(self, path: bytes) -> bool:
-        """Whether the real workspace changed, anywhere along a path, since the overlay was mounted.
+    @property
+    def epoch(self) -> int:
+        """The time in ns from which a change of the real workspace may not be seen by what is mounted, 0 for any time."""
+        return epoch(self._overlay.record().mounts) or 0
+
+    def lower_moved_on(self, path: bytes, since: int | None = None) -> bool:
+        """Whether the real workspace changed, anywhere along a path, since the overlay was mounted, or `since` a time.
 
         The kernel doesn't promise what a mount shows of a lower that changes; what is older than the mount it shows.
         """
-        since = epoch(self._overlay.record().mounts) or 0
+        since = self.epoch if since is None else since
         names = paths.parts(path)
         for depth in range(len(names) + 1):
             try:

@@ -146,6 +146,12 @@ class MergedView:
                     continue
                 waiting.append((below, found, iter(self._visible(below, merged, hidden))))
 
+    def is_listed(self, path: bytes, top: bytes = b"") -> bool:
+        """Whether a walk from `top` may come by a path below it: whether nothing on the way there is hidden."""
+        names = paths.parts(path)
+        depths = range(len(paths.parts(top)), len(names))
+        return self._is_hidden(top) or not any(self._hides(b"/".join(names[:at]), names[at]) for at in depths)
+
     def glob(self, pattern: bytes) -> builtins.list[bytes]:
         """The paths that fit a pattern, sorted bytewise.
 
