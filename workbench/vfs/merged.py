@@ -229,9 +229,16 @@ class MergedView:
 
     def _look(self, path: bytes, above: Found | None = None) -> Found:
         """What the upper says of a path that isn't deleted; `above` is what it says of the parent, where that's known."""
-        found = self.upper.look(path, above)
+        found = self._asked(path, above)
         if found.kind is Kind.WHITEOUT:
             raise paths.error(errno.ENOENT, path)
+        return found
+
+    def _asked(self, path: bytes, above: Found | None = None) -> Found:
+        """What the upper says of a path, with what it remembers of this lower."""
+        found = self.upper.look(path, above)
+        if found.bare is self.lower:
+            found.lower = found.lower_below = False
         return found
 
     def _stat_below(self, path: bytes, found: Found) -> Stat:

@@ -227,8 +227,8 @@ class LocalUpper(LocalStorage):
         with self._making(path) as (dir_fd, staged), _create(dir_fd, staged, mode) as file:
             _write(file, data)
 
-    def make_directory(self, path: bytes, mode: int, *, opaque: bool) -> None:
-        """As `layers.Upper.make_directory`."""
+    def make_directory(self, path: bytes, mode: int, *, opaque: bool, bare: object = None) -> None:
+        """As `layers.Upper.make_directory`; nothing is remembered."""
         with self._making(path) as (dir_fd, staged):
             os.mkdir(staged, mode, dir_fd=dir_fd)
             if opaque:
