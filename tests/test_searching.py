@@ -311,6 +311,7 @@ def test_nothing_is_missed_followed_or_waited_for(
     found = both(workspace, b"needle")
     assert paths_of(found) == sorted([*FOUND[:6], b"made"]) + FOUND[6:]
     assert (found.binary, found.unread) == (2, ())
+    assert paths_of(both(workspace, b"needle" * 50_000)) == []
     assert paths_of(both(workspace, b"needle", b"deep")) == [b"deep/er/plain"]
     assert paths_of(both(workspace, b"needle", b"ignored")) == [b"ignored/file"]
     assert b"ignored/file" in paths_of(both(workspace, b"needle", ignored=True))
@@ -410,6 +411,11 @@ def test_in_a_warm_sandbox_the_same_is_found(engine: None, workspace: Bench) -> 
             return await searching.in_sandbox(client, "needle", b"deep", [])
 
     assert workspace.do(ask) == {b"deep/er/plain"}
+    # What a command closed to others it can't read either.
+    workspace.sh("echo needle > deep/closed; chmod 000 deep/closed")
+    assert workspace.do(ask) is None
+    found = both(workspace, b"needle", b"deep")
+    assert {*paths_of(found), *found.unread} == {b"deep/closed", b"deep/er/plain"}
 
 
 def test_what_a_person_changes_under_a_sandbox_is_searched_as_commands_see_it(engine: None, workspace: Bench) -> None:

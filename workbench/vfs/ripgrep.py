@@ -11,6 +11,9 @@ import re
 _SHELL = 'ulimit -c 0; ulimit -d 1048576; cd -- "$0" && exec "$@"'
 """A line without an end is held in memory whole; so much of it, in KiB."""
 
+_LONGEST = 4096
+"""Bytes of a pattern: a longer one isn't for a command line."""
+
 _OPTIONS = (
     "--no-config",
     "--no-ignore",
@@ -45,9 +48,11 @@ _GLOB = re.compile(rb"[A-Za-z0-9._/-]+")
 def expression(pattern: bytes, *, literal: bool, ignore_case: bool) -> str | None:
     """An expression of ripgrep's that matches in every line in which `pattern` (Python's, over bytes) does, and at NULs.
 
-    None where it isn't sure: for whatever isn't made of characters, sets, groups, alternatives and repetitions. What
-    only says where a match may stand is left out, since a line may be searched in pieces.
+    None where it isn't sure: for what is very long, and whatever isn't made of characters, sets, groups, alternatives
+    and repetitions. What only says where a match may stand is left out, since a line may be searched in pieces.
     """
+    if len(pattern) > _LONGEST:
+        return None
     translated = "".join(map(_byte, pattern)) if literal else _translated(pattern)
     if translated is None:
         return None

@@ -217,7 +217,12 @@ def ignored_directories(view: MergedView, path: bytes) -> list[bytes]:
     for _ in range(_LEVELS):
         below: list[bytes] = []
         for here in waiting[:_LISTED]:
-            for name, kind in view.entries(here):
+            try:
+                entries = view.entries(here)
+            except (FileNotFoundError, NotADirectoryError):
+                # It has vanished, or become something else.
+                continue
+            for name, kind in entries:
                 if kind is Kind.DIR:
                     (found if rules.ignores(here, name, kind) else below).append(paths.join(here, name))
         waiting = below
