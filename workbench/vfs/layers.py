@@ -98,7 +98,7 @@ class Upper(Protocol):
         ...
 
     def entries(self, path: bytes) -> list[tuple[bytes, Kind]]:
-        """The names in a directory with their kinds, whiteouts too."""
+        """The names in a directory with their kinds, whiteouts too, sorted bytewise."""
         ...
 
     def content(self, path: bytes) -> bytes | Found:

@@ -129,6 +129,11 @@ class MemoryUpper:
         """As `Storage.open`."""
         return io.BufferedReader(_MemoryFile(self._file(path), path, _READING))
 
+    def read_bytes(self, path: bytes) -> bytes:
+        """As `DetailedStorage.read_bytes`."""
+        with self.open(path) as file:
+            return file.read()
+
     def readlink(self, path: bytes) -> bytes:
         """As `Storage.readlink`."""
         node = self._node(path)

@@ -284,7 +284,7 @@ class Overlay(MergedView):
             here, there = waiting.pop()
             self.mkdir(there)
             made.append((there, self.stat(here).mode & _SHARED))
-            for name, kind in sorted(self._merge(here)[1].items()):
+            for name, kind in self._merge(here)[1]:
                 below = (_child(here, name), _child(there, name))
                 if kind is Kind.DIR:
                     waiting.append(below)
@@ -400,7 +400,7 @@ class Overlay(MergedView):
             return False
 
     def _refuse_full(self, path: bytes) -> None:
-        if any(kind is not Kind.WHITEOUT for kind in self._merge(path)[1].values()):
+        if any(kind is not Kind.WHITEOUT for _, kind in self._merge(path)[1]):
             raise paths.error(errno.ENOTEMPTY, path)
 
     def _lower_xattrs(self, path: bytes) -> dict[bytes, bytes]:
@@ -448,7 +448,7 @@ class Overlay(MergedView):
             found, merged = self._merge(here, above)
             if not found.lower_below:
                 continue
-            for name, kind in merged.items():
+            for name, kind in merged:
                 if kind is not Kind.WHITEOUT:
                     below = _child(here, name)
                     self._copy_up(below, self.upper.look(below, found))
