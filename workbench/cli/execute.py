@@ -9,7 +9,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from workbench.cli import job, output
+from workbench.cli import asked, job, output
 from workbench.cli.failure import exit_code_before, find_error
 from workbench.cli.options import (
     BackendOption,
@@ -73,9 +73,9 @@ def execute(
     terminal in which something else was typed before: three times).
     """
     context = Context(workspace, session, json, quiet)
-    wanted = job.command(
+    wanted = asked.command(
         tuple(command),
-        with_tty=not json and job.wants_tty(tty),
+        with_tty=not json and asked.wants_tty(tty),
         environment=_environment(environment or []),
         timeout_ms=math.ceil(timeout * 1000),
         output_limit=max_output if max_output is not None else _JSON_OUTPUT_LIMIT if json else 0,
@@ -91,7 +91,7 @@ def shell(
     quiet: QuietOption = False,
 ) -> None:
     """Open an interactive shell in the sandbox; nothing of the workspace changes."""
-    wanted = job.command(_SHELL, with_tty=job.wants_tty(None))
+    wanted = asked.command(_SHELL, with_tty=asked.wants_tty(None))
     context = Context(workspace, session, quiet=quiet)
     _run(context, SandboxOptions(backend=backend, image=image), wanted, is_shell=True)
 
@@ -132,14 +132,14 @@ async def _execute(context: Context, options: SandboxOptions, command: Command, 
     async with context.open(options) as workspace:
         async with await workspace.sandbox(report) as client:
             target = (await client.hello()).mounts[0].target
-            located = job.located(command, target, workspace.root, os.getcwdb())
+            located = asked.located(command, target, workspace.root, os.getcwdb())
             result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
         changes = await job.count(lambda: workspace.changes(may_stop=False), workspace.overlay_path)
     if context.json:
-        output.write_json(exec_report(result, job.exit_code(result), changes))
+        output.write_json(exec_report(result, asked.exit_code(result), changes))
     else:
-        job.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
-    return job.exit_code(result)
+        asked.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
+    return asked.exit_code(result)
 
 
 def refresh(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from workbench import warm
 
 if TYPE_CHECKING:
+    from workbench.protocol.commands import Command, CommandResult
     from workbench.review.changeset import ChangeSet
 
 _VALUES = {"-w": "workspace", "--workspace": "workspace", "--session": "session"}
@@ -43,13 +44,18 @@ def run(arguments: list[str]) -> int | None:
     overlay = warm.find_overlay(root, wanted.session)
     if overlay is None:
         return None
-    import anyio
+    from workbench.cli import asked
 
-    from workbench.cli import failure, output
-
+    command = asked.command(wanted.argv, with_tty=asked.wants_tty(wanted.tty))
     try:
-        return anyio.run(_run, wanted, overlay, root)
+        if command.tty:
+            import anyio
+
+            return anyio.run(_run_with_tty, wanted, command, overlay, root)
+        return _run(wanted, command, overlay, root)
     except Exception as raised:
+        from workbench.cli import failure, output
+
         error = failure.find_error(raised)
         if error is None:
             raise
@@ -76,17 +82,38 @@ def _parse(arguments: list[str]) -> _Wanted | None:
     return wanted if rest else None
 
 
-async def _run(wanted: _Wanted, overlay: str, root: bytes) -> int | None:
-    from workbench.cli import job
+def _run(wanted: _Wanted, command: Command, overlay: str, root: bytes) -> int | None:
+    from workbench.cli import asked, direct
+
+    keeper = direct.Keeper.connect(overlay)
+    if keeper is None:
+        return None
+    with keeper:
+        result = keeper.run(asked.located(command, keeper.target, root, os.getcwdb()))
+    _, changes = warm.counted(overlay)
+    if changes is None:
+        import anyio
+
+        return anyio.run(_end, wanted, result, overlay, root)
+    asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
+    return asked.exit_code(result)
+
+
+async def _run_with_tty(wanted: _Wanted, command: Command, overlay: str, root: bytes) -> int | None:
+    from workbench.cli import asked, job
     from workbench.sandbox.client import KeeperClient
 
     client = await KeeperClient.connect(overlay)
     if client is None:
         return None
     async with client:
-        command = job.command(wanted.argv, with_tty=job.wants_tty(wanted.tty))
-        command = job.located(command, (await client.hello()).mounts[0].target, root, os.getcwdb())
+        command = asked.located(command, (await client.hello()).mounts[0].target, root, os.getcwdb())
         result = await job.run(client, command, as_json=False)
+    return await _end(wanted, result, overlay, root)
+
+
+async def _end(wanted: _Wanted, result: CommandResult, overlay: str, root: bytes) -> int:
+    from workbench.cli import asked, job
 
     async def look() -> ChangeSet:
         from workbench.workspace import Workspace
@@ -95,8 +122,8 @@ async def _run(wanted: _Wanted, overlay: str, root: bytes) -> int | None:
             return await workspace.changes(may_stop=False)
 
     changes = await job.count(look, overlay)
-    job.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
-    return job.exit_code(result)
+    asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
+    return asked.exit_code(result)
 
 
 def prepare_streams() -> None:

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 
-PROTOCOL = 1
-"""As `keeper.PROTOCOL`."""
+PROTOCOL = frames.KEEPER_PROTOCOL
 
 _GREETING_SECONDS = 10.0
 _ENSURE_SECONDS = 120.0

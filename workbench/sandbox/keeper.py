@@ -33,8 +33,7 @@ from workbench.sandbox.backend import Backend, Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.backends import make_backend
 from workbench.vfs.session import OverlayDirectory, OverlayLock
 
-PROTOCOL = 1
-"""Of what clients and keepers say to each other. GREET, HELLO and STOP never change, so that any two can part."""
+PROTOCOL = frames.KEEPER_PROTOCOL
 
 _CREDENTIALS = struct.Struct("3i")
 _HELLO_SECONDS = 60.0
