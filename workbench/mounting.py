@@ -17,6 +17,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from anyio import to_thread
 
@@ -101,8 +102,8 @@ class Mounting:
         if isinstance(lock, KeeperClient):
             return lock
         try:
-            await to_thread.run_sync(self._prepare, spec, report, before)
-            return await KeeperClient.start(self._overlay, spec, lock, report)
+            prepare = partial(to_thread.run_sync, self._prepare, spec, report, before)
+            return await KeeperClient.start(self._overlay, spec, lock, report, prepare)
         finally:
             lock.close()
 

@@ -409,6 +409,16 @@ def test_a_runtime_directory_that_is_not_ours_alone_is_refused(tmp_path: Path, m
         runtime.socket_directory("/some/overlay")
 
 
+async def test_what_fails_before_the_mount_leaves_the_overlay_free(place: Place) -> None:
+    async def fail() -> None:
+        raise StateError("It can't be prepared.")
+
+    with place.overlay.lock() as lock, pytest.raises(StateError):
+        await KeeperClient.start(place.overlay, place.spec(), lock, print, fail)
+    place.overlay.take_lock().close()
+    assert place.overlay.record().mounts == ()
+
+
 def test_a_client_imports_nothing_that_is_heavy() -> None:
     script = "import sys, workbench.sandbox.client; print([m for m in sys.argv[1:] if m in sys.modules])"
     heavy = ["pydantic", "docker", "typer", "rich", "dulwich", "workbench.vfs.session"]

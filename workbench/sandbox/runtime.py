@@ -14,6 +14,9 @@ from workbench.errors import StateError
 
 LINK = "keeper"
 LOG = "keeper.log"
+START = "start\n"
+"""What a new keeper is told once it may mount."""
+
 _SOCKET = "socket"
 
 
