@@ -17,6 +17,7 @@ import anyio
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks.checkpoints import checkpoints
 from tests.benchmarks.rows import REPEATS, Row
 from tests.benchmarks.vfs import install_peers, vfs
 from tests.conftest import git_in
@@ -194,6 +195,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "open": open_session,
     "inside": inside,
     "vfs": vfs,
+    "checkpoints": checkpoints,
 }
 
 
