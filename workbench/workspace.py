@@ -19,6 +19,8 @@ from workbench.checkpoints import manifest_format
 from workbench.checkpoints.manifest import Omitted
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CommitError, ConflictError, OptionsError, OverlayError, SandboxError
+from workbench.files import Files
+from workbench.live import LiveOverlay
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.review.bases import conflicts
@@ -121,6 +123,7 @@ class Workspace:
         self._lower = LocalStorage(directory.root)
         self._mounting = Mounting(state, directory, overlay, self._store, self._lower, options)
         self._searching = Searching(overlay, self._lower, self._mounting)
+        self._live: LiveOverlay | None = None
         self.session = session
         self.shown = ShownDigests(overlay.path)
         self.recovered: tuple[str, ...] = ()
@@ -166,6 +169,8 @@ class Workspace:
 
     def close(self) -> None:
         """Let go of file descriptors; a warm sandbox stays."""
+        if self._live is not None:
+            self._live.close()
         self._lower.close()
         self._store.close()
 
@@ -188,6 +193,20 @@ class Workspace:
     def store(self) -> CheckpointStore:
         """The checkpoints of all sessions of this workspace."""
         return self._store
+
+    # Files
+
+    @property
+    def view(self) -> LiveOverlay:
+        """The merged view, for reading and writing in blocking calls, whether a sandbox runs or not."""
+        if self._live is None:
+            self._live = LiveOverlay(self._lower, self._overlay, self._mounting, self._complete_overlay)
+        return self._live
+
+    @property
+    def files(self) -> Files:
+        """As `view`, in calls that can be awaited."""
+        return Files(self.view)
 
     # Commands
 
@@ -272,18 +291,7 @@ class Workspace:
         `path` is relative to the root. What the real workspace changed under a running sandbox is read through the
         sandbox, which may still show the old. Raises OSError as opening the file does, SandboxError (sandbox_lost).
         """
-        client = await KeeperClient.connect(self._overlay.path)
-        if client is None:
-            return await to_thread.run_sync(self._read, path)
-        async with client:
-            if await to_thread.run_sync(self._mounting.lower_moved_on, path):
-                mark_changed(self._overlay.path)
-                return await client.read_file(os.fsdecode(path))
-            return await to_thread.run_sync(self._read, path)
-
-    def _read(self, path: bytes) -> bytes:
-        with self._merged() as merged, merged.open(path) as stream:
-            return stream.read()
+        return await self.files.read(path)
 
     async def listing(self, path: bytes, *, everything: bool = False) -> tuple[list[Listed], bool]:
         """As `vfs.listing.listing`, of the merged view; `path` is relative to the root.

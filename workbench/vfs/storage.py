@@ -107,3 +107,12 @@ class DetailedStorage(Storage, Protocol):
     def xattrs(self, path: bytes) -> dict[bytes, bytes]:
         """The extended attributes of an entry, copied up with it. Raises as `stat`."""
         ...
+
+
+@runtime_checkable
+class IdentifiedStorage(Storage, Protocol):
+    """A lower layer whose entries have an identity of their own, apart from their paths."""
+
+    def handle(self, path: bytes) -> bytes:
+        """The file handle of an entry, empty where there are none. Raises as `stat`, and OSError(EXDEV) at a mount."""
+        ...
