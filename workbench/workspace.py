@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from anyio import to_thread
 
@@ -45,6 +45,12 @@ from workbench.vfs.search import Matches, Paths, Tree
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import write_file
 from workbench.warm import SESSION_NAME
+
+if TYPE_CHECKING:
+    from fsspec.spec import AbstractFileSystem
+
+    from workbench.storage_workspace import StorageWorkspace
+    from workbench.vfs.storage import Storage
 
 Report = Callable[[str], None]
 
@@ -129,6 +135,7 @@ class Workspace:
         self.recovered: tuple[str, ...] = ()
         """What opening it had to put right after a crash, a sentence each."""
 
+    @overload
     @classmethod
     def open(
         cls,
@@ -137,8 +144,22 @@ class Workspace:
         session: str = "default",
         options: SandboxOptions | None = None,
         state_path: str | None = None,
-    ) -> Self:
-        """Open the workspace of a directory; nothing is mounted, nothing copied.
+    ) -> Self: ...
+
+    @overload
+    @classmethod
+    def open(cls, path: Storage | AbstractFileSystem, *, session: str = "default") -> StorageWorkspace: ...
+
+    @classmethod
+    def open(
+        cls,
+        path: str | bytes | os.PathLike[str] | Storage | AbstractFileSystem = ".",
+        *,
+        session: str = "default",
+        options: SandboxOptions | None = None,
+        state_path: str | None = None,
+    ) -> Self | StorageWorkspace:
+        """Open the workspace of a directory; nothing is mounted, nothing copied. Of a storage it's a `StorageWorkspace`.
 
         First completes a commit that a crash cut short. `session` is 1 to 64 letters, digits and `._-`. Raises
         OptionsError, StateError, WorkspaceError, and CommitError (commit_incomplete) where what a crash left can't be
@@ -149,6 +170,11 @@ class Workspace:
                 f"{session!r} can't name a session.",
                 hint="Use 1 to 64 letters, digits, dots, underscores and hyphens, beginning with a letter or digit.",
             )
+        if not isinstance(path, str | bytes | os.PathLike):
+            # Only here: it would cost every command the import of fsspec.
+            from workbench.storage_workspace import StorageWorkspace
+
+            return StorageWorkspace(path, session=session)
         state = StateDirectory.open(state_path)
         directory = state.workspace(os.path.realpath(os.fsencode(path)))
         workspace = cls(state, directory, directory.overlay(session), session, options or SandboxOptions())

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Protocol, Self
 
 from workbench.checkpoints import files, manifest_format, objects, side_store, tree
 from workbench.checkpoints.bases import take_bases
@@ -27,7 +27,7 @@ from workbench.checkpoints.history import SCHEMA, History, Row, row_of, sessions
 from workbench.checkpoints.manifest import Manifest
 from workbench.checkpoints.pack_writer import PackWriter
 from workbench.checkpoints.packs import Packs
-from workbench.checkpoints.scan import Budget, scan
+from workbench.checkpoints.scan import Budget, Sink, scan
 from workbench.checkpoints.side_store import SideStore
 from workbench.checkpoints.system import boot_id, failing
 from workbench.errors import CheckpointError, OptionsError
@@ -58,6 +58,17 @@ _CONFIG = b"""[core]
 """
 _ATTRIBUTES = b"* -text -eol -ident -filter -working-tree-encoding\n"
 _HEAD = b"ref: refs/heads/none\n"
+
+
+class Layer(Protocol):
+    """What a checkpoint can be taken of: an upper layer, on disk or in memory, and what it departs from."""
+
+    def manifest(self, sink: Sink, previous: Manifest | None) -> Manifest:
+        """All that it holds at this moment, with the contents in the sink, and the bases of its paths.
+
+        `previous` is an earlier manifest of it. Raises OSError, OverlayError (layer_unsupported).
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,32 @@ class CheckpointStore:
         files which their owner locked may be opened up for the moment. `mapped` says that a process shares a file's pages for
         writing: since no time will tell of what it writes there next, no later scan relies on this one.
 
+        Returns and raises as `take_of`.
+        """
+        layer = _DiskLayer(upper, lower, self._pack_directory, epoch_ns, offline, mapped, budget)
+        return self.take_of(
+            session,
+            layer,
+            message_id=message_id,
+            label=label,
+            tool_call=tool_call,
+            previous=previous,
+            replace=replace,
+        )
+
+    def take_of(
+        self,
+        session: str,
+        layer: Layer,
+        *,
+        message_id: str,
+        label: str = "",
+        tool_call: str = "",
+        previous: Manifest | None = None,
+        replace: bool = False,
+    ) -> Checkpoint:
+        """Take a checkpoint of any layer. Arguments as of `take`.
+
         The same tree as the last one makes no new commit: the checkpoint then has the last one's. Raises OptionsError for
         an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt, and
         checkpoint_failed where it can't be written, with all as it was before.
@@ -164,11 +201,7 @@ class CheckpointStore:
             if previous is None and last is not None:
                 previous = self._manifest(last)
             with PackWriter(self._pack_directory, self._packs.__contains__) as pack:
-                sink = _Contents(pack, self._side, self)
-                boot, scanned_ns = boot_id(), 0 if mapped else self._clock(upper)
-                entries = scan(upper, sink, boot_id=boot, previous=previous, offline=offline, budget=budget)
-                bases = take_bases(entries, upper, lower, sink, epoch_ns=epoch_ns, previous=previous)
-                manifest = Manifest(entries, bases, boot, scanned_ns)
+                manifest = layer.manifest(_Contents(pack, self._side, self), previous)
                 tree_id = tree.build(manifest, pack.add)
                 row = Row(
                     number=last.number + 1 if last else 1,
@@ -178,8 +211,8 @@ class CheckpointStore:
                     label=label,
                     tool_call=tool_call,
                     created_ns=time.time_ns(),
-                    boot_id=boot,
-                    scanned_ns=scanned_ns,
+                    boot_id=manifest.boot_id,
+                    scanned_ns=manifest.scanned_ns,
                 )
                 if last is None or tree_id != objects.decode_commit(self._commit(bytes.fromhex(last.commit)))[0]:
                     row = self._add_commit(pack, row, session, tree_id, rows)
@@ -298,11 +331,6 @@ class CheckpointStore:
         finally:
             os.close(fd)
 
-    def _clock(self, upper: LocalUpper) -> int:
-        """The time on the upper's filesystem, 0 where the store is on another and can't tell it."""
-        probe = files.probe(self._pack_directory)
-        return probe.st_ctime_ns if probe.st_dev == os.fstat(upper.root_fd).st_dev else 0
-
     def _add_commit(self, pack: PackWriter, row: Row, session: str, tree_id: bytes, rows: Sequence[Row]) -> Row:
         """Add the commit of a new line; `rows` are those before. Returns the line with its commit in it."""
         parent = rows[-1].commit if rows else ""
@@ -363,6 +391,30 @@ class CheckpointStore:
         if found != kind:
             raise objects.corrupt(f"the object {oid.hex()} is of another kind")
         return data
+
+
+@dataclass(frozen=True, slots=True)
+class _DiskLayer:
+    """An upper layer on disk over a real directory."""
+
+    upper: LocalUpper
+    lower: LocalStorage
+    pack_directory: str
+    epoch_ns: int | None
+    offline: bool
+    mapped: bool
+    budget: Budget | None
+
+    def manifest(self, sink: Sink, previous: Manifest | None) -> Manifest:
+        boot, scanned_ns = boot_id(), 0 if self.mapped else self._clock()
+        entries = scan(self.upper, sink, boot_id=boot, previous=previous, offline=self.offline, budget=self.budget)
+        bases = take_bases(entries, self.upper, self.lower, sink, epoch_ns=self.epoch_ns, previous=previous)
+        return Manifest(entries, bases, boot, scanned_ns)
+
+    def _clock(self) -> int:
+        """The time on the upper's filesystem, 0 where the store is on another and can't tell it."""
+        probe = files.probe(self.pack_directory)
+        return probe.st_ctime_ns if probe.st_dev == os.fstat(self.upper.root_fd).st_dev else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO
 
 from workbench.errors import OptionsError
 from workbench.vfs import paths
-from workbench.vfs.storage import DetailedStorage, Kind, Stat, Storage
+from workbench.vfs.storage import (
+    DetailedStorage,
+    IdentifiedStorage,
+    Kind,
+    Stat,
+    Storage,
+    StorageWriter,
+    WritableStorage,
+)
 
 
 class ScopedStorage:
@@ -82,6 +90,19 @@ class ScopedStorage:
         with self._inside(path) as there:
             return self._storage.readlink(there)
 
+    def handle(self, path: bytes) -> bytes:
+        """As `IdentifiedStorage.handle`; none where the storage has none. Raises as `stat`."""
+        if isinstance(self._storage, IdentifiedStorage):
+            with self._inside(path) as there:
+                return self._storage.handle(there)
+        self.stat(path)
+        return b""
+
+    def writer(self) -> StorageWriter | None:
+        """As `WritableStorage.writer`, confined as well."""
+        writer = self._storage.writer() if isinstance(self._storage, WritableStorage) else None
+        return None if writer is None else _ScopedWriter(writer, self._inside)
+
     @contextmanager
     def _inside(self, path: bytes) -> Iterator[bytes]:
         there = paths.join(self._scope, path)
@@ -91,6 +112,35 @@ class ScopedStorage:
             if error.filename == there:
                 error.filename = path
             raise
+
+
+class _ScopedWriter:
+    """A storage's writer, below one directory."""
+
+    def __init__(self, writer: StorageWriter, inside: Callable[[bytes], AbstractContextManager[bytes]]) -> None:
+        self._writer = writer
+        self._inside = inside
+        self.weak = writer.weak
+
+    def create(self, path: bytes, data: bytes) -> None:
+        with self._inside(path) as there:
+            self._writer.create(there, data)
+
+    def replace(self, path: bytes, data: bytes, expected: tuple[Stat, bytes]) -> None:
+        with self._inside(path) as there:
+            self._writer.replace(there, data, expected)
+
+    def remove(self, path: bytes, expected: tuple[Stat, bytes]) -> None:
+        with self._inside(path) as there:
+            self._writer.remove(there, expected)
+
+    def make_directory(self, path: bytes) -> None:
+        with self._inside(path) as there:
+            self._writer.make_directory(there)
+
+    def remove_directory(self, path: bytes) -> None:
+        with self._inside(path) as there:
+            self._writer.remove_directory(there)
 
 
 def scope(storage: Storage, directory: bytes) -> ScopedStorage:
