@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.test_conflicts import save_by_rename
@@ -305,6 +306,29 @@ async def test_what_a_person_saved_under_a_sandbox_is_read_as_commands_see_it(
         assert (await workspace.files.stat(b"a")).size == len(inside)
         await job.kill()
         await job.wait()
+
+
+async def test_many_who_write_at_once_lose_nothing(workspace: Workspace, root: Path) -> None:
+    files = workspace.files
+    async with Workspace.open(root) as other, anyio.create_task_group() as group:
+        for number in range(8):
+            group.start_soon(files.append, b"log", b"a%d\n" % number)
+            group.start_soon(other.files.append, b"log", b"b%d\n" % number)
+            group.start_soon(files.write, b"file-%d" % number, b"%d" % number)
+    assert sorted(await files.read(b"log")) == sorted(b"".join(b"a%d\nb%d\n" % (n, n) for n in range(8)))
+    assert [await files.read(b"file-%d" % number) for number in range(8)] == [b"%d" % number for number in range(8)]
+
+
+async def test_a_sandbox_that_is_stopped_meanwhile_costs_no_write(engine: None, state: Path, root: Path) -> None:
+    async with Workspace.open(root) as workspace:
+        await workspace.exec(Command(("true",)))
+        async with anyio.create_task_group() as group:
+            group.start_soon(workspace.stop)
+            for number in range(5):
+                await workspace.files.write(b"file-%d" % number, b"%d" % number)
+        assert not await runs(workspace)
+        await workspace.exec(Command(("sh", "-c", "cat file-* > all")))
+        assert await workspace.files.read(b"all") == b"01234"
 
 
 def test_a_killed_writer_leaves_all_or_nothing_and_the_lock_free(state: Path, root: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 from anyio import to_thread
 from anyio.from_thread import start_blocking_portal
 
-from workbench.errors import OverlayError
+from workbench.errors import OverlayError, SandboxError
 from workbench.inside import Inside
 from workbench.mounting import Mounting, owner_of_new
 from workbench.protocol.records import MountRecord
@@ -218,12 +218,21 @@ class LiveOverlay(Overlay):
     async def _wait_and_change(
         self, at: tuple[bytes, ...], direct: Callable[[Overlay], None], boxed: Callable[[Inside], Awaitable[None]]
     ) -> None:
-        found = await self._mounting.lock_or_keeper(_LOCK_TIMEOUT_S)
-        if isinstance(found, KeeperClient):
-            async with found:
-                await boxed(Inside(found, self))
-        else:
-            await to_thread.run_sync(self._directly, found, at, direct)
+        while True:
+            found = await KeeperClient.connect(self._directory.path) or await self._mounting.lock_or_keeper(
+                _LOCK_TIMEOUT_S
+            )
+            if not isinstance(found, KeeperClient):
+                await to_thread.run_sync(self._directly, found, at, direct)
+                return
+            try:
+                async with found:
+                    await boxed(Inside(found, self))
+                return
+            except SandboxError as error:
+                # One that is just being stopped refuses whatever comes, and frees the lock when it's gone.
+                if error.code != "sandbox_busy" or runtime.find_socket(self._directory.path) is not None:
+                    raise
 
     def _directly(self, lock: OverlayLock, at: tuple[bytes, ...], direct: Callable[[Overlay], None]) -> None:
         with contextlib.closing(lock):

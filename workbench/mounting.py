@@ -207,9 +207,6 @@ class Mounting:
         if spec.backend == "docker":
             leftovers.sweep(self._state.path, self._state.id)
         self._depart_anew("before a mount", report)
-        if (git := self._git_overlay_or_none()) is not None:
-            with LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
-                git.adopt_root(lower)
         record = self._overlay.record()
         asked = self._options.backend != "auto" or (record.backend_asked and record.backend == spec.backend)
         kind = {"backend": spec.backend, "backend_asked": asked, "image": spec.image}
@@ -221,6 +218,9 @@ class Mounting:
         if self._overlay.record().mounts:
             self.take(f"mount-{uuid.uuid4().hex}", why, offline=True)
         self._overlay.adopt_root(self._lower)
+        if (git := self._git_overlay_or_none()) is not None:
+            with LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
+                git.adopt_root(lower)
         self._agree_on_repository(report)
 
     def begin_epoch(self) -> MountRecord:

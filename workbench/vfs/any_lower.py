@@ -45,20 +45,16 @@ class AnyLower:
         """As `DetailedStorage.xattrs`; none where the storage doesn't tell."""
         return self._detailed.xattrs(path) if self._detailed is not None else {}
 
-    def handle(self, path: bytes) -> bytes:
-        """As `IdentifiedStorage.handle`; none where the storage has none."""
-        return self._identified.handle(path) if self._identified is not None else b""
-
     def exists(self, path: bytes) -> bool:
         """As `Lower.exists`."""
         return self.identify(path) is not None
 
     def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
-        """As `Lower.identify`, but that an entry which is replaced between two looks may have another's handle."""
+        """As `IdentifiedStorage.identify`; by nothing where the storage doesn't tell."""
+        if self._identified is not None:
+            return self._identified.identify(path)
         try:
-            # In this order a handle may be too old, never too new.
-            handle = self.handle(path)
-            return self.stat(path), handle
+            return self.stat(path), b""
         except (FileNotFoundError, NotADirectoryError):
             return None
 

@@ -67,7 +67,9 @@ class FsspecStorage:
 
     def stat(self, path: bytes) -> Stat:
         """An entry's metadata. Raises FileNotFoundError, NotADirectoryError, or another OSError."""
-        kind, info = self._look(path)
+        return self._stat_of(*self._look(path), path)
+
+    def _stat_of(self, kind: Kind, info: Info, path: bytes) -> Stat:
         if kind is Kind.SYMLINK and fsspec_info.target_of(info) is None:
             info = {**info, "destination": self._content(path)}
         return fsspec_info.stat_of(info, kind)
@@ -94,10 +96,13 @@ class FsspecStorage:
         self._look(path)
         return {}
 
-    def handle(self, path: bytes) -> bytes:
-        """The version of a file's content, where the filesystem tells of one (ETag, generation); else nothing."""
-        kind, info = self._look(path)
-        return fsspec_info.version_of(info) if kind is Kind.FILE else b""
+    def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
+        """As `IdentifiedStorage.identify`: the version of a file's content where the filesystem tells of one (an ETag)."""
+        try:
+            kind, info = self._look(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return self._stat_of(kind, info, path), fsspec_info.version_of(info) if kind is Kind.FILE else b""
 
     def writer(self) -> FsspecWriter | None:
         """What writes to it; only where it's known how the filesystem makes what isn't there, and nothing else."""

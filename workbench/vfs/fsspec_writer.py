@@ -97,11 +97,7 @@ class FsspecWriter:
 
     def _identify(self, path: bytes) -> tuple[Stat, bytes] | None:
         self._fs.invalidate_cache()
-        try:
-            handle = self._storage.handle(path)
-            return self._storage.stat(path), handle
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return self._storage.identify(path)
 
 
 def is_same(found: tuple[Stat, bytes] | None, expected: tuple[Stat, bytes]) -> bool:

@@ -204,7 +204,7 @@ class LocalStorage:
             os.close(fd)
 
     def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
-        """As `Lower.identify`. Raises OSError: EXDEV at or below a mount point."""
+        """As `IdentifiedStorage.identify`."""
         try:
             fd = paths.open_below(self.root_fd, path, os.O_PATH)
         except (FileNotFoundError, NotADirectoryError):

@@ -451,11 +451,12 @@ class Overlay(MergedView):
         if self._identified is None:
             return b""
         try:
-            return self._identified.handle(path)
+            found = self._identified.identify(path)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
             return b""
+        return found[1] if found is not None else b""
 
     def _copy_up_tree(self, top: bytes) -> None:
         """Have a directory in the upper with all that is in it."""

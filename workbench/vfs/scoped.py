@@ -90,13 +90,15 @@ class ScopedStorage:
         with self._inside(path) as there:
             return self._storage.readlink(there)
 
-    def handle(self, path: bytes) -> bytes:
-        """As `IdentifiedStorage.handle`; none where the storage has none. Raises as `stat`."""
+    def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
+        """As `IdentifiedStorage.identify`; by nothing where the storage doesn't tell."""
         if isinstance(self._storage, IdentifiedStorage):
             with self._inside(path) as there:
-                return self._storage.handle(there)
-        self.stat(path)
-        return b""
+                return self._storage.identify(there)
+        try:
+            return self.stat(path), b""
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def writer(self) -> StorageWriter | None:
         """As `WritableStorage.writer`, confined as well."""

@@ -113,8 +113,11 @@ class DetailedStorage(Storage, Protocol):
 class IdentifiedStorage(Storage, Protocol):
     """A lower layer whose entries have an identity of their own, apart from their paths."""
 
-    def handle(self, path: bytes) -> bytes:
-        """The file handle of an entry, empty where there are none. Raises as `stat`, and OSError(EXDEV) at a mount."""
+    def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
+        """An entry's metadata and what identifies it: a file handle, or the version of an object; empty where nothing does.
+
+        Both are of one and the same entry. None where nothing is. Raises OSError: EXDEV at or below a mount point.
+        """
         ...
 
 
@@ -145,10 +148,6 @@ class Lower(DetailedStorage, IdentifiedStorage, Protocol):
 
     def exists(self, path: bytes) -> bool:
         """Whether anything is there, a dangling symlink too. Raises OSError where that can't be told."""
-        ...
-
-    def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
-        """An entry's metadata and handle, of one and the same entry; None where nothing is. Raises OSError."""
         ...
 
     def directory(self, path: bytes) -> Directory:
