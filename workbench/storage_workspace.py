@@ -228,7 +228,4 @@ class StorageWorkspace:
 
 
 def _as_storage(storage: Storage | AbstractFileSystem) -> Storage:
-    if isinstance(storage, AbstractFileSystem):
-        return FsspecStorage(storage)
-    found: Storage = storage
-    return found
+    return FsspecStorage(storage) if isinstance(storage, AbstractFileSystem) else storage
