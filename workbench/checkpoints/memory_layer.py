@@ -33,11 +33,20 @@ class SeenLower(AnyLower):
 
     def open(self, path: bytes) -> BinaryIO:
         """As `Storage.open`."""
+        self._note(path)
+        return super().open(path)
+
+    def read_bytes(self, path: bytes) -> bytes:
+        """As `DetailedStorage.read_bytes`."""
+        self._note(path)
+        return super().read_bytes(path)
+
+    def _note(self, path: bytes) -> None:
         found = self.identify(path)
-        file = super().open(path)
-        if found is not None:
+        if found is None:
+            self.seen.pop(path, None)
+        else:
             self.seen[path] = found
-        return file
 
 
 class MemoryLayer(MemoryUpper):
@@ -55,8 +64,8 @@ class MemoryLayer(MemoryUpper):
         self._depart(path)
         super().make_file(path, mode, data)
 
-    def make_directory(self, path: bytes, mode: int, *, opaque: bool) -> None:
-        """As `layers.Upper.make_directory`."""
+    def make_directory(self, path: bytes, mode: int, *, opaque: bool, bare: object = None) -> None:
+        """As `layers.Upper.make_directory`; what the lower doesn't have isn't remembered, since others may write there."""
         self._depart(path)
         super().make_directory(path, mode, opaque=opaque)
 

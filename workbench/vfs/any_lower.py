@@ -31,6 +31,13 @@ class AnyLower:
         """As `Storage.open`."""
         return self.storage.open(path)
 
+    def read_bytes(self, path: bytes) -> bytes:
+        """As `DetailedStorage.read_bytes`."""
+        if self._detailed is not None:
+            return self._detailed.read_bytes(path)
+        with self.open(path) as file:
+            return file.read()
+
     def readlink(self, path: bytes) -> bytes:
         """As `Storage.readlink`."""
         return self.storage.readlink(path)
