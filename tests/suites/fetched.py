@@ -89,7 +89,7 @@ class Apt:
         place = self._directory / "source"
         place.mkdir(exist_ok=True)
         self("apt-get", "-q", "--download-only", "source", name, cwd=place)
-        return next(place.glob(f"{name}_*.orig.tar.*"))
+        return sorted(place.glob(f"{name}_*.orig.tar.*"))[-1]
 
 
 def environment(name: str, *requirements: str) -> Path:
@@ -111,10 +111,9 @@ def environment(name: str, *requirements: str) -> Path:
 def source_distribution(requirement: str) -> Path:
     """The directory of a source distribution of PyPI, unpacked."""
     place = CACHE / "sources" / re.sub(r"[^\w.=-]", "-", requirement)
-    if not any(place.glob("*/PKG-INFO")):
+    if not sorted(place.glob("*/PKG-INFO")):
         shutil.rmtree(place, ignore_errors=True)
         download = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
         run([*download, "--no-binary", ":all:", "-d", place, requirement], f"pip download {requirement}")
-        archive = next(place.glob("*.tar.gz"))
-        shutil.unpack_archive(archive, place, filter="data")
-    return next(place.glob("*/PKG-INFO")).parent
+        shutil.unpack_archive(sorted(place.glob("*.tar.gz"))[0], place, filter="data")
+    return sorted(place.glob("*/PKG-INFO"))[0].parent
