@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import Bench
 from tests.checkpoints.layers import show
 from tests.conftest import ROOT
 from tests.suites.fetched import FULL
@@ -278,3 +279,38 @@ def test_a_directory_of_very_many_entries_takes_memory_by_their_number_and_a_bud
     assert said["land"] == f"({_ENTRIES + 1}, True)"
     assert said["budget"] == "2"
     assert said["discard"] == "0"
+
+
+_FORGE = """
+import os
+for name in ("opaque", "redirect", "metacopy", "origin", "whiteout", "xwhiteouts", "impure", "upper", "nlink", "protattr"):
+    for value in (b"y", b"/etc", b""):
+        for path in (".", "d", "d/f", "new", "new-d"):
+            if path == "new":
+                open(path, "a").close()
+            elif path == "new-d":
+                os.makedirs(path, exist_ok=True)
+            try:
+                os.setxattr(path, "user.overlay." + name, value)
+            except OSError as error:
+                print(error.errno)
+"""
+
+
+def test_marks_that_an_agent_forges_inside_mean_nothing(engine: None, state: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "w"
+    (workspace / "d" / "sub").mkdir(parents=True)
+    for path in ("d/f", "d/g", "d/sub/h"):
+        (workspace / path).write_text(path)
+    bench = Bench(workspace)
+    bench.python(_FORGE)
+    bench.sh("echo changed > d/sub/h")
+    seen = {path for path in bench.inside() if not path.startswith(b"new")}
+    assert seen == {b"", b"d", b"d/f", b"d/g", b"d/sub", b"d/sub/h"}
+    bench.stop()
+    assert {path for path in bench.inside() if not path.startswith(b"new")} == seen
+    assert bench.told() == {b"d/sub/h": "modified", b"new": "added", b"new-d": "added"}
+    bench.commit()
+    assert (workspace / "d" / "sub" / "h").read_text() == "changed\n"
+    assert sorted(os.listdir(workspace / "d")) == ["f", "g", "sub"]
+    bench.stop()
