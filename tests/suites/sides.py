@@ -38,11 +38,9 @@ def build_image() -> str:
     """The image with the suites in it, over the sandbox's own; built where it's missing or of another recipe."""
     base = _docker("image", "inspect", "-f", "{{.Id}}", _BASE).strip()
     recipe = hashlib.sha256(" ".join((base, _DOCKERFILE, *_PACKAGES)).encode()).hexdigest()
-    label = f'{{{{index .Config.Labels "{_RECIPE_LABEL}"}}}}'
-    there = subprocess.run(
-        ["docker", "image", "inspect", "-f", label, IMAGE], capture_output=True, text=True, check=False
-    )
-    if there.stdout.strip() == recipe:
+    wanted = ["image", "inspect", "-f", f'{{{{.Id}}}} {{{{index .Config.Labels "{_RECIPE_LABEL}"}}}}', IMAGE]
+    there = subprocess.run(["docker", *wanted], capture_output=True, text=True, check=False).stdout.split()
+    if there[1:] == [recipe]:
         return IMAGE
     status = _docker("run", "--rm", "--network", "none", "--entrypoint", "cat", _BASE, "/var/lib/dpkg/status")
     apt = Apt(CACHE / "apt", status)
@@ -55,6 +53,9 @@ def build_image() -> str:
         (context / "Dockerfile").write_text(_DOCKERFILE)
         options = ["--network", "none", "--force-rm", "--label", f"{_RECIPE_LABEL}={recipe}", "-t", IMAGE]
         _docker("build", "-q", *options, directory)
+    if there:
+        # A sandbox that still runs in it keeps it.
+        subprocess.run(["docker", "image", "rm", there[0]], capture_output=True, check=False)
     return IMAGE
 
 
