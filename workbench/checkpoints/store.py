@@ -1,7 +1,11 @@
 """The store of a workspace's checkpoints: a private bare git repository, with the big files in `big/`.
 
 `big/` lies in the repository's own directory, where git ignores it, so that a store is one thing to move, to set aside or
-to delete. The layout of a checkpoint's tree is in `tree`, that of references and the index in `history`.
+to delete. The layout of a checkpoint's tree is in `tree`, that of references and the index in `history`; what takes room away
+again is in `upkeep`.
+
+Whoever adds to a store holds its `guard` shared, whoever takes something away holds it alone, for as long as neither may
+see the other half done.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,11 +26,13 @@ from typing import BinaryIO, Self
 
 from workbench.checkpoints import files, manifest_format, objects, side_store, tree
 from workbench.checkpoints.bases import take_bases
-from workbench.checkpoints.history import SCHEMA, History, Row, row_of, trailers_of
+from workbench.checkpoints.guard import Guard
+from workbench.checkpoints.history import SCHEMA, History, Purpose, Row, RowKind, row_of, trailers_of
+from workbench.checkpoints.history import sessions as history_sessions
 from workbench.checkpoints.manifest import Manifest
 from workbench.checkpoints.pack_writer import PackWriter
 from workbench.checkpoints.packs import Packs
-from workbench.checkpoints.scan import Budget, scan
+from workbench.checkpoints.scan import Budget, Sink, scan
 from workbench.checkpoints.side_store import SideStore
 from workbench.checkpoints.system import boot_id, failing
 from workbench.errors import CheckpointError, OptionsError
@@ -35,6 +41,7 @@ from workbench.vfs.upper import LocalUpper
 
 _MAX_MESSAGE = 256
 _CACHED_MANIFESTS = 4
+_MOVED = "moved"
 _ID = re.compile(r"[0-9a-f]{40}\Z")
 
 _DIRECTORIES = ("objects/pack", "objects/info", "refs/heads", "info", "sessions", "big")
@@ -76,6 +83,7 @@ class Checkpoint:
     number: int
     parent: str
     tool_call: str
+    purpose: Purpose
     _read_manifest: Callable[[], Manifest] = field(repr=False, compare=False)
 
     @property
@@ -101,6 +109,7 @@ class CheckpointStore:
         self._side = SideStore(os.path.join(self.directory, "big"))
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
         self._histories: dict[str, History] = {}
+        self._guard = Guard(os.path.join(self.directory, "guard"))
         with failing("The checkpoint store can't be opened"):
             if not os.path.exists(os.path.join(self.directory, "HEAD")):
                 self._create()
@@ -125,9 +134,10 @@ class CheckpointStore:
         upper: LocalUpper,
         lower: LocalStorage,
         *,
-        message_id: str,
+        message_id: str | None = None,
         label: str = "",
         tool_call: str = "",
+        purpose: Purpose | None = None,
         epoch_ns: int | None,
         previous: Manifest | None = None,
         offline: bool = False,
@@ -137,82 +147,95 @@ class CheckpointStore:
     ) -> Checkpoint:
         """Take a checkpoint of an upper layer. Whoever calls holds the overlay's lock, or has its sandbox frozen.
 
-        `message_id` is any string of 1 to 256 characters, once per session unless `replace`. `epoch_ns` is as in
-        `take_bases`: None where nothing was mounted since `previous`, 0 where no new base can be known. `previous` is the
-        stat cache, and has the bases that stay: what `restore` returned if that came last, else the manifest of the
-        session's last checkpoint, as it is where None. `offline` says that the layer isn't mounted, so that directories and
-        files which their owner locked may be opened up for the moment. `mapped` says that a process shares a file's pages for
-        writing: since no time will tell of what it writes there next, no later scan relies on this one.
+        `message_id` is any string of 1 to 256 characters, once per session and step unless `replace`; None becomes `@`
+        and the checkpoint's number. `epoch_ns` is as in `take_bases`: None where nothing was mounted since `previous`,
+        0 where no new base can be known. `previous` is the stat cache, and has the bases that stay: what `restore` returned
+        if that came last, else the manifest of the session's last checkpoint, as it is where None. `offline` says that the
+        layer isn't mounted, so that directories and files which their owner locked may be opened up for the moment.
+        `mapped` says that a process shares a file's pages for writing: since no time will tell of what it writes there
+        next, no later scan relies on this one.
 
         The same tree as the last one makes no new commit: the checkpoint then has the last one's. Raises OptionsError for
         an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt, and
         checkpoint_failed where it can't be written, with all as it was before.
         """
-        if not 0 < len(message_id) <= _MAX_MESSAGE:
-            raise OptionsError(f"A message id has 1 to {_MAX_MESSAGE} characters.")
-        history = self._history(session)
-        with failing("The checkpoint couldn't be taken"):
-            rows = history.rows()
-            if not replace and any(row.message == message_id for row in rows):
-                raise CheckpointError(
-                    f"The session has a checkpoint '{message_id}' already.",
-                    code="checkpoint_exists",
-                    hint="Choose another id, or ask for the old one to be replaced.",
-                )
-            last = rows[-1] if rows else None
-            if previous is None and last is not None:
-                previous = self._manifest(last)
-            with PackWriter(self._pack_directory, self._packs.__contains__) as pack:
-                sink = _Contents(pack, self._side, self)
-                boot, scanned_ns = boot_id(), 0 if mapped else self._clock(upper)
-                entries = scan(upper, sink, boot_id=boot, previous=previous, offline=offline, budget=budget)
-                bases = take_bases(entries, upper, lower, sink, epoch_ns=epoch_ns, previous=previous)
-                manifest = Manifest(entries, bases, boot, scanned_ns)
-                tree_id = tree.build(manifest, pack.add)
-                row = Row(
-                    number=last.number + 1 if last else 1,
-                    message=message_id,
-                    commit=last.commit if last else "",
-                    parent=last.parent if last else "",
-                    label=label,
-                    tool_call=tool_call,
-                    created_ns=time.time_ns(),
-                    boot_id=boot,
-                    scanned_ns=scanned_ns,
-                )
-                if last is None or tree_id != objects.decode_commit(self._commit(bytes.fromhex(last.commit)))[0]:
-                    row = self._add_commit(pack, row, session, tree_id, rows)
-                pack.publish()
-                self._packs.refresh()
+
+        def scanned(rows: Sequence[Row], pack: PackWriter) -> Manifest:
+            known = self._manifest(rows[-1]) if previous is None and rows else previous
+            sink = _Contents(pack, self._side, self)
+            boot, scanned_ns = boot_id(), 0 if mapped else self._clock(upper)
+            entries = scan(upper, sink, boot_id=boot, previous=known, offline=offline, budget=budget)
+            bases = take_bases(entries, upper, lower, sink, epoch_ns=epoch_ns, previous=known)
+            return Manifest(entries, bases, boot, scanned_ns)
+
+        return self._add(session, message_id, label, tool_call, purpose or Purpose(), replace, scanned)
+
+    def name(
+        self,
+        session: str,
+        of: Checkpoint,
+        *,
+        message_id: str | None = None,
+        label: str = "",
+        purpose: Purpose | None = None,
+    ) -> Checkpoint:
+        """Another checkpoint of what `of` was taken of, also one of another session. Raises as `take`."""
+        manifest = of.manifest
+        return self._add(session, message_id, label, "", purpose or Purpose(), False, lambda rows, pack: manifest)
+
+    def hold(self, session: str, manifest: Manifest) -> Checkpoint:
+        """Keep a manifest that is to be restored, whose contents are all here, until the session's next one is held.
+
+        It's in no history: only its commit names it. Raises as `take`.
+        """
+        with failing("The checkpoint couldn't be taken"), self._adding(), self._pack() as pack:
+            tree_id = tree.build(manifest, pack.add)
+            row = self._row(None, "held", "", "", Purpose(), manifest)
+            row = self._add_commit(pack, row, session, tree_id, "", "", [])
+            pack.publish()
+            self._packs.refresh()
             with self._lock():
-                now = history.rows()
-                if now[-1:] != rows[-1:]:
-                    raise CheckpointError(
-                        "Another process took a checkpoint of this session meanwhile.", hint="Take this one again."
-                    )
-                history.append(row)
+                self._history(session).hold(row.commit)
         self._remember(row.commit, manifest)
         return self._checkpoint(session, row)
+
+    @contextmanager
+    def adding(self) -> Iterator[Sink]:
+        """Where contents go that no checkpoint has; they are kept from the end on. Raises CheckpointError
+        (checkpoint_failed)."""
+        with failing("The checkpoint store can't be added to"), self._adding(), self._pack() as pack:
+            yield _Contents(pack, self._side, self)
+            pack.publish()
+            self._packs.refresh()
+
+    def sessions(self) -> Sequence[str]:
+        """The names of the sessions that have checkpoints. Raises CheckpointError (store_corrupt), OSError."""
+        return history_sessions(self.directory)
 
     def latest(self, session: str) -> Checkpoint | None:
         """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
         rows = self._history(session).rows()
         return self._checkpoint(session, rows[-1]) if rows else None
 
+    def all(self, session: str) -> Sequence[Checkpoint]:
+        """Every checkpoint of a session, oldest first, also those that were replaced. Raises as `latest`."""
+        return [self._checkpoint(session, row) for row in self._history(session).rows()]
+
     def list(self, session: str) -> list[Checkpoint]:
         """A session's checkpoints, newest first, without those that were replaced. Raises as `latest`."""
         rows = self._history(session).rows()
-        last = {row.message: row.number for row in rows}
-        return [self._checkpoint(session, row) for row in reversed(rows) if last[row.message] == row.number]
+        last = {row.key: row.number for row in rows}
+        return [self._checkpoint(session, row) for row in reversed(rows) if last[row.key] == row.number]
 
-    def find(self, session: str, message_id: str) -> Checkpoint:
+    def find(self, session: str, message_id: str, step: int = 0) -> Checkpoint:
         """The checkpoint with a message id. Raises CheckpointError: checkpoint_not_found, store_corrupt; OSError."""
         rows = self._history(session).rows()
         for row in reversed(rows):
-            if row.message == message_id:
+            if row.key == (message_id, step):
                 return self._checkpoint(session, row)
+        which = f"'{message_id}'" if not step else f"'{message_id}', step {step}"
         raise CheckpointError(
-            f"The session has no checkpoint '{message_id}'.",
+            f"The session has no checkpoint {which}.",
             code="checkpoint_not_found",
             hint="'workbench log' lists those that there are.",
         )
@@ -221,6 +244,7 @@ class CheckpointStore:
         """The checkpoint that made a commit (40 hex digits). Raises as `find`."""
         if not _ID.match(commit):
             raise CheckpointError(f"'{commit}' isn't a checkpoint's commit.", code="checkpoint_not_found")
+        commit = self._moved().get(commit, commit)
         kind, data = self._packs.read(bytes.fromhex(commit))
         trailers: dict[str, object] = {}
         if kind == objects.COMMIT:
@@ -283,16 +307,170 @@ class CheckpointStore:
         probe = files.probe(self._pack_directory)
         return probe.st_ctime_ns if probe.st_dev == os.fstat(upper.root_fd).st_dev else 0
 
-    def _add_commit(self, pack: PackWriter, row: Row, session: str, tree_id: bytes, rows: Sequence[Row]) -> Row:
-        """Add the commit of a new line; `rows` are those before. Returns the line with its commit in it."""
-        parent = rows[-1].commit if rows else ""
+    def rewrite(
+        self, session: str, keep: Callable[[Row], bool], change: Callable[[Manifest], Manifest] | None = None
+    ) -> int:
+        """Give a session another history: those of its lines that `keep` names, each with its manifest `change`d.
+
+        The last line always stays. Commits get other ids; `get` still finds what stays by the old ones. Returns how many
+        lines went. Raises CheckpointError: store_corrupt, checkpoint_failed; all is then as it was.
+        """
+        history = self._history(session)
+        with failing("The checkpoints couldn't be rewritten"), self._adding():
+            rows = history.rows()
+            if not rows:
+                return 0
+            kept, moved, last_tree = list[Row](), dict[str, str](), b""
+            with self._pack() as pack:
+                for row in rows:
+                    if row is not rows[-1] and not keep(row):
+                        continue
+                    tree_id = objects.decode_commit(self._commit(bytes.fromhex(row.commit)))[0]
+                    if change is not None:
+                        manifest = self._manifest(row)
+                        if (changed := change(manifest)) is not manifest:
+                            tree_id = tree.build(changed, pack.add)
+                    old = row.commit
+                    row = self._follow(pack, dataclasses.replace(row), session, tree_id, kept, last_tree)
+                    last_tree = tree_id
+                    kept.append(row)
+                    if row.commit != old:
+                        moved[old] = row.commit
+                pack.publish()
+                self._packs.refresh()
+            with self._lock():
+                if history.rows() != rows:
+                    raise _raced()
+                self._note_moved(moved)
+                history.replace(kept)
+        self._manifests.clear()
+        return len(rows) - len(kept)
+
+    def forget(self, session: str) -> None:
+        """Drop all checkpoints of a session; what nobody else needs of them goes at the next collection. Raises OSError."""
+        with self._lock():
+            self._history(session).remove()
+        self._histories.pop(session, None)
+
+    # Adding
+
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        """Add to the store: what it has by now stays until this is done."""
+        with self._guard.shared() as has_changed:
+            if has_changed:
+                # Something was taken away since, and mustn't be relied on.
+                self._packs.refresh()
+            yield
+
+    def _pack(self) -> PackWriter:
+        return PackWriter(self._pack_directory, self._packs.__contains__)
+
+    def _add(
+        self,
+        session: str,
+        message_id: str | None,
+        label: str,
+        tool_call: str,
+        purpose: Purpose,
+        replace: bool,
+        read: Callable[[Sequence[Row], PackWriter], Manifest],
+    ) -> Checkpoint:
+        if message_id is not None and not 0 < len(message_id) <= _MAX_MESSAGE:
+            raise OptionsError(f"A message id has 1 to {_MAX_MESSAGE} characters.")
+        history = self._history(session)
+        with failing("The checkpoint couldn't be taken"), self._adding():
+            rows = history.rows()
+            if not replace and message_id and any(row.key == (message_id, purpose.step) for row in rows):
+                raise CheckpointError(
+                    f"The session has a checkpoint '{message_id}' already.",
+                    code="checkpoint_exists",
+                    hint="Choose another id, or ask for the old one to be replaced.",
+                )
+            with self._pack() as pack:
+                manifest = read(rows, pack)
+                tree_id = tree.build(manifest, pack.add)
+                last = rows[-1] if rows else None
+                row = self._row(last, message_id or _automatic_id(rows), label, tool_call, purpose, manifest)
+                last_tree = objects.decode_commit(self._commit(bytes.fromhex(last.commit)))[0] if last else b""
+                row = self._follow(pack, row, session, tree_id, rows, last_tree)
+                pack.publish()
+                self._packs.refresh()
+            with self._lock():
+                if history.rows()[-1:] != rows[-1:]:
+                    raise _raced()
+                history.append(row)
+        self._remember(row.commit, manifest)
+        return self._checkpoint(session, row)
+
+    def _row(
+        self, last: Row | None, message_id: str, label: str, tool_call: str, purpose: Purpose, manifest: Manifest
+    ) -> Row:
+        return Row(
+            number=last.number + 1 if last else 1,
+            message=message_id,
+            commit="",
+            parent="",
+            label=label,
+            tool_call=tool_call,
+            created_ns=time.time_ns(),
+            boot_id=manifest.boot_id,
+            scanned_ns=manifest.scanned_ns,
+            **dataclasses.asdict(purpose),
+        )
+
+    def _follow(
+        self, pack: PackWriter, row: Row, session: str, tree_id: bytes, rows: Sequence[Row], last_tree: bytes
+    ) -> Row:
+        """The line after `rows`, the last of which has the tree `last_tree`, with its commit: the same one's where that's
+        its tree."""
+        last = rows[-1] if rows else None
+        if last is not None and tree_id == last_tree:
+            return dataclasses.replace(row, commit=last.commit, parent=last.parent)
         # Lines since the last commit that have none of their own.
-        also = [each for before, each in pairwise(rows) if before.commit == each.commit == parent]
-        trailers = trailers_of(row, session, rows[-1].message if rows else "", also)
+        also = [each for before, each in pairwise(rows) if last and before.commit == each.commit == last.commit]
+        return self._add_commit(
+            pack, row, session, tree_id, last.commit if last else "", last.message if last else "", also
+        )
+
+    def _add_commit(
+        self,
+        pack: PackWriter,
+        row: Row,
+        session: str,
+        tree_id: bytes,
+        parent: str,
+        parent_message: str,
+        also: Sequence[Row],
+    ) -> Row:
+        """Add the commit of a new line; `also` are those before that have none. Returns the line with its commit in it."""
+        trailers = trailers_of(row, session, parent_message, also)
         subject = f"{row.message}: {row.label}" if row.label else row.message
         seconds = row.created_ns // 1_000_000_000
         data = objects.encode_commit(tree_id, bytes.fromhex(parent) or None, seconds, subject, trailers)
         return dataclasses.replace(row, commit=pack.add(objects.COMMIT, data).hex(), parent=parent)
+
+    # What was rewritten
+
+    def _moved(self) -> Mapping[str, str]:
+        """By the id that a rewritten commit had, the one that it has now."""
+        try:
+            with open(os.path.join(self.directory, _MOVED), encoding="ascii", errors="replace") as file:
+                pairs = [line.split() for line in file]
+        except FileNotFoundError:
+            return {}
+        moved: dict[str, str] = {}
+        for old, new in (pair for pair in reversed(pairs) if len(pair) == 2):
+            moved[old] = moved.get(new, new)
+        return moved
+
+    def _note_moved(self, moved: Mapping[str, str]) -> None:
+        known = dict(self._moved())
+        known = {old: moved.get(new, new) for old, new in known.items()} | dict(moved)
+        content = "".join(f"{old} {new}\n" for old, new in known.items())
+        files.replace(os.path.join(self.directory, _MOVED), content.encode("ascii"))
+
+    # Reading
 
     def _history(self, session: str) -> History:
         if session not in self._histories:
@@ -309,6 +487,7 @@ class CheckpointStore:
             row.number,
             row.parent,
             row.tool_call,
+            Purpose(RowKind(row.kind), row.step, row.origin, row.landed, row.repository),
             lambda: self._manifest(row),
         )
 
@@ -361,3 +540,16 @@ class _Contents:
 
     def has(self, blob: str) -> bool:
         return self.store.has(blob)
+
+
+def _automatic_id(rows: Sequence[Row]) -> str:
+    """`@` and the number that the next line gets, unless somebody has chosen that for an id of theirs."""
+    found = f"@{rows[-1].number + 1 if rows else 1}"
+    taken = {row.message for row in rows}
+    while found in taken:
+        found += "+"
+    return found
+
+
+def _raced() -> CheckpointError:
+    return CheckpointError("Another process took a checkpoint of this session meanwhile.", hint="Take this one again.")

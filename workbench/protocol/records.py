@@ -73,3 +73,18 @@ class ShownRecord(Frozen):
     checkpoint: str
     terminal: str = ""
     shown_ns: int
+
+
+class JourneyRecord(Frozen):
+    """`journey.json`: the upper layer is on its way to another state, and this is what brings it there.
+
+    `kind` is a `RowKind`. `target` is the commit of the checkpoint that it's to be equal to, `origin` that of what was
+    there before. `landed` as in `Purpose`.
+    """
+
+    version: int = 1
+    kind: str
+    target: str
+    origin: str
+    label: str
+    landed: str = ""

@@ -1,0 +1,263 @@
+"""The time machine of one overlay: what it was at each of its checkpoints, and how it becomes that again.
+
+A journey makes the upper layer equal to a manifest. It's written down first (`journey.json` in the overlay's directory),
+so that whoever next holds the overlay's lock brings it to its end after a crash. Where one arrives is a checkpoint as well,
+and says which one was left: `redo` goes back there, one level after the other.
+
+A checkpoint is of an upper layer over the real workspace as it was then. What was committed from this session since is
+taken back on the way: the target is the checkpoint's layer over the inverse of each later commit. What other sessions
+committed, and what people changed, stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from workbench.checkpoints.history import Purpose, RowKind
+from workbench.checkpoints.manifest import Base, Entry, Manifest
+from workbench.checkpoints.objects import corrupt
+from workbench.checkpoints.stacking import LowerView, grafted, stacked
+from workbench.checkpoints.store import Checkpoint, CheckpointStore
+from workbench.errors import CheckpointError, OptionsError
+from workbench.mounting import Mounting
+from workbench.protocol.records import JourneyRecord
+from workbench.review import repository
+from workbench.review.between import View, between
+from workbench.review.changeset import Change
+from workbench.review.inverse import directory_entry, inverse
+from workbench.review.landed import load
+from workbench.review.nearest import Nearest
+from workbench.review.shown import ShownDigests
+from workbench.vfs import paths
+from workbench.vfs.local import LocalStorage
+from workbench.vfs.session import OverlayDirectory
+from workbench.vfs.statefile import read_json, write_json
+from workbench.vfs.storage import Kind
+
+_JOURNEY = "journey.json"
+_MISSING_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the upper layer is to become.
+
+    `held` is the checkpoint whose manifest it is, where there is one. `taken_back` are the commits that landed since, whose
+    inverse is part of it. `left` are paths that stay as a person made them
+    after a commit, `without_repository` says that a part of the real repository is left out, since that moved on.
+    """
+
+    manifest: Manifest
+    held: Checkpoint | None = None
+    taken_back: tuple[str, ...] = ()
+    left: tuple[bytes, ...] = ()
+    without_repository: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a journey would do: its changes, and the views that they lie between."""
+
+    changes: Sequence[Change]
+    old: View
+    new: View
+    target: Target
+
+
+class Timeline:
+    """The checkpoints of one overlay, those of the sessions it was forked from among them."""
+
+    def __init__(
+        self,
+        overlay: OverlayDirectory,
+        mounting: Mounting,
+        store: CheckpointStore,
+        lower: LocalStorage,
+        commits_dir: str,
+        session: str,
+    ) -> None:
+        self._overlay = overlay
+        self._mounting = mounting
+        self._store = store
+        self._lower = lower
+        self._commits_dir = commits_dir
+        self._session = session
+        self._journey = os.path.join(overlay.path, _JOURNEY)
+
+    # Looking back
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints, oldest first: before a fork those of the session that it was forked from. Raises
+        CheckpointError (store_corrupt), OSError."""
+        found: list[Checkpoint] = []
+        session, until = self._session, 0
+        known: set[str] = set()
+        while session and session not in known:
+            known.add(session)
+            own = [each for each in self._store.all(session) if not until or each.number <= until]
+            found[:0] = own
+            session = ""
+            if own and own[0].purpose.kind is RowKind.FORK:
+                # Where the session that it came from is gone, so is what was before.
+                with contextlib.suppress(CheckpointError):
+                    origin = self._store.get(own[0].purpose.origin)
+                    session = origin.session
+                    until = max(each.number for each in self._store.all(session) if each.commit == origin.commit)
+        return found
+
+    def find(self, message_id: str, step: int = 0) -> Checkpoint:
+        """The newest checkpoint with a message id. Raises CheckpointError: checkpoint_not_found, store_corrupt; OSError."""
+        for checkpoint in reversed(self.checkpoints()):
+            if (checkpoint.message_id, checkpoint.purpose.step) == (message_id, step):
+                return checkpoint
+        return self._store.find(self._session, message_id, step)
+
+    def redo_points(self) -> list[str]:
+        """The commits that `redo` goes back to, the next one last. Raises as `checkpoints`."""
+        points: list[str] = []
+        for checkpoint in self._store.all(self._session):
+            if checkpoint.purpose.kind in (RowKind.REWIND, RowKind.DISCARD):
+                points.append(checkpoint.purpose.origin)
+            elif checkpoint.purpose.kind is RowKind.REDO and points:
+                points.pop()
+        return points
+
+    def target(self, checkpoint: Checkpoint) -> Target:
+        """What the upper layer has to be to show what it showed at a checkpoint, over the real workspace as it is now.
+
+        Raises CheckpointError (store_corrupt), StateError (state_corrupt), OSError.
+        """
+        recorded, left = checkpoint.manifest, list[bytes]()
+        landed = self._landed_since(checkpoint)
+        below = Manifest()
+        for commit_id in reversed(landed):
+            committed = load(self._commits_dir, commit_id)
+            with self._store.adding() as sink:
+                taken_back = inverse(committed, self.view(below), sink)
+            below = _over(taken_back.manifest, below)
+            left += taken_back.left
+        manifest = _over(recorded, below) if landed else recorded
+        rest = repository.without_repositories(manifest, self._lower)
+        if rest is not manifest and checkpoint.purpose.repository == repository.fingerprint(self._lower):
+            rest = manifest
+        held = checkpoint if rest is recorded else None
+        return Target(rest, held, tuple(landed), tuple(sorted(set(left))), rest is not manifest)
+
+    def part(self, now: Checkpoint, target: Target, named: Iterable[bytes]) -> Target:
+        """What is there `now`, but at and below the paths `named` what `target` shows there.
+
+        Raises CheckpointError (checkpoint_failed) where something is in the way, OptionsError for an impossible path.
+        """
+        manifest = now.manifest
+        lower = LowerView(self._directory, self._names)
+        for name in named:
+            path = paths.join(*(part for part in name.split(b"/") if part not in (b"", b".")))
+            if b".." in path.split(b"/"):
+                raise OptionsError(
+                    f"'{paths.display(name)}' leads out of the workspace.", hint="Name paths relative to its root."
+                )
+            entries = grafted(manifest.entries, target.manifest.entries, path, lower)
+            bases = {**now.manifest.bases, **target.manifest.bases, **manifest.bases}
+            manifest = replace(manifest, entries=entries, bases=_kept_bases(entries, bases))
+        return replace(target, manifest=manifest, held=None)
+
+    def preview(self, now: Manifest, target: Target) -> Preview:
+        """What a journey from `now` to a target would change. Raises OSError, CheckpointError (store_corrupt)."""
+        old, new = self.view(now), self.view(target.manifest)
+        return Preview(between(old, new), old, new, target)
+
+    def view(self, manifest: Manifest) -> View:
+        """What a layer shows over the real workspace."""
+        return View(manifest, self._lower, self._store)
+
+    def _landed_since(self, checkpoint: Checkpoint) -> list[str]:
+        """The commits of this line of sessions that landed after a checkpoint, oldest first."""
+        found: list[str] = []
+        is_later = False
+        for each in self.checkpoints():
+            if is_later:
+                found += [commit_id for commit_id in each.purpose.landed.split() if commit_id not in found]
+            is_later = is_later or (each.session, each.number) == (checkpoint.session, checkpoint.number)
+        return found
+
+    def _directory(self, path: bytes) -> Entry | None:
+        return directory_entry(self._lower, path)
+
+    def _names(self, path: bytes) -> list[bytes]:
+        return self._lower.list(path)
+
+    # Going there
+
+    def require(self, target: Target) -> None:
+        """Make sure that every content of a target is there, before anything is touched.
+
+        Raises CheckpointError (store_corrupt) with the paths that aren't.
+        """
+        missing = [
+            paths.display(path)
+            for path, entry in target.manifest.entries.items()
+            if entry.blob and not self._store.has(entry.blob)
+        ]
+        if missing:
+            named = ", ".join(missing[:_MISSING_SHOWN]) + (", …" if len(missing) > _MISSING_SHOWN else "")
+            error = corrupt(f"the contents of {named} are missing, so nothing was touched")
+            error.hint = "Restore the rest by itself (`workbench rewind ID --path PATH`), or another checkpoint."
+            raise error
+
+    def go(self, kind: RowKind, target: Target, before: Checkpoint, label: str) -> Checkpoint:
+        """Make the upper layer what a target says; the overlay's lock is held, and nothing is mounted.
+
+        `before` is the checkpoint of what is there, just taken. Returns the one of where it arrived. Raises
+        CheckpointError, with the journey to be completed by the next command where it was begun.
+        """
+        self.require(target)
+        held = target.held or self._store.hold(self._session, target.manifest)
+        landed = " ".join(target.taken_back) if kind is RowKind.FORK else ""
+        write_json(
+            self._journey,
+            JourneyRecord(kind=kind.value, target=held.commit, origin=before.commit, label=label, landed=landed),
+        )
+        return self._arrive(before.manifest)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a journey was begun and not ended."""
+        return os.path.exists(self._journey)
+
+    def complete(self) -> None:
+        """Bring a journey that a crash cut short to its end; the lock is held, nothing is mounted. Raises as `go`."""
+        if self.is_under_way:
+            self._arrive(None)
+
+    def _arrive(self, current: Manifest | None) -> Checkpoint:
+        journey = read_json(self._journey, JourneyRecord)
+        kind = RowKind(journey.kind)
+        target = self._store.get(journey.target).manifest
+        if kind is RowKind.DISCARD:
+            self._mounting.empty_git_overlay()
+        restored = self._mounting.restore_upper(target, current=current)
+        self._mounting.note_replaced(target, is_empty=kind is RowKind.DISCARD)
+        arrived = self._store.latest(self._session)
+        if arrived is None or (arrived.purpose.kind, arrived.purpose.origin) != (kind, journey.origin):
+            purpose = Purpose(kind, origin=journey.origin, landed=journey.landed)
+            arrived = self._mounting.take(None, journey.label, offline=True, purpose=purpose, previous=restored)
+        ShownDigests(self._overlay.path).clear()
+        os.unlink(self._journey)
+        return arrived
+
+
+def _over(top: Manifest, below: Manifest) -> Manifest:
+    entries = stacked(top.entries, below.entries)
+    # What landed is what the layer departs from now, wherever it was before.
+    return replace(top, entries=entries, bases=_kept_bases(entries, {**top.bases, **below.bases}))
+
+
+def _kept_bases(entries: Mapping[bytes, Entry], bases: Mapping[bytes, Base]) -> dict[bytes, Base]:
+    """The bases of the entries, and of all that they hide."""
+    hides: Nearest[bool] = Nearest()
+    for path, entry in entries.items():
+        hides[path] = bool(hides.above(path)) or entry.kind is not Kind.DIR or entry.opaque
+    return {path: bases[path] for path in sorted(bases) if path in entries or hides.above(path)}
