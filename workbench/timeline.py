@@ -115,14 +115,18 @@ class Timeline:
                 return checkpoint
         return self._store.find(self._session, message_id, step)
 
-    def redo_points(self) -> list[str]:
-        """The commits that `redo` goes back to, the next one last. Raises as `checkpoints`."""
-        points: list[str] = []
+    def redo_points(self) -> list[Checkpoint]:
+        """The checkpoints that `redo` goes back to, the next one last. Raises as `checkpoints`."""
+        points: list[Checkpoint] = []
+        last: dict[str, Checkpoint] = {}
         for checkpoint in self._store.all(self._session):
-            if checkpoint.purpose.kind in (RowKind.REWIND, RowKind.DISCARD):
-                points.append(checkpoint.purpose.origin)
-            elif checkpoint.purpose.kind is RowKind.REDO and points:
+            kind = checkpoint.purpose.kind
+            if kind in (RowKind.REWIND, RowKind.DISCARD):
+                left = last.get(self._store.called_now(checkpoint.purpose.origin))
+                points += [left] if left is not None else []
+            elif kind is RowKind.REDO and points:
                 points.pop()
+            last[checkpoint.commit] = checkpoint
         return points
 
     def target(self, checkpoint: Checkpoint) -> Target:

@@ -526,8 +526,7 @@ class Workspace:
                 code="nothing_to_redo",
                 hint="`workbench log` lists what you can rewind to.",
             )
-        checkpoint = self._store.get(points[-1])
-        return await self._travel(RowKind.REDO, checkpoint, (), f"back to {_named(checkpoint)}", force=force)
+        return await self._travel(RowKind.REDO, points[-1], (), f"back to {_named(points[-1])}", force=force)
 
     async def _travel(
         self, kind: RowKind, checkpoint: Checkpoint, only: Sequence[bytes], label: str, *, force: bool

@@ -244,7 +244,7 @@ class CheckpointStore:
         """The checkpoint that made a commit (40 hex digits). Raises as `find`."""
         if not _ID.match(commit):
             raise CheckpointError(f"'{commit}' isn't a checkpoint's commit.", code="checkpoint_not_found")
-        commit = self._moved().get(commit, commit)
+        commit = self.called_now(commit)
         kind, data = self._packs.read(bytes.fromhex(commit))
         trailers: dict[str, object] = {}
         if kind == objects.COMMIT:
@@ -259,6 +259,10 @@ class CheckpointStore:
                 hint="A newer workbench has written it. Update this one.",
             )
         return self._checkpoint(session, row_of(commit, parent, trailers))
+
+    def called_now(self, commit: str) -> str:
+        """The id of a commit that had another one before its session was rewritten; any other's is its own."""
+        return self._moved().get(commit, commit)
 
     def has(self, blob: str) -> bool:
         """Whether a manifest's blob is there. Raises OSError."""
