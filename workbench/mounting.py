@@ -16,15 +16,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from anyio import to_thread
 
 from workbench import warm
+from workbench.checkpoints import upkeep
 from workbench.checkpoints.history import Purpose, RowKind
 from workbench.checkpoints.manifest import Entry, Manifest
 from workbench.checkpoints.restore import pending, restore
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
-from workbench.errors import OverlayError, WorkspaceError
+from workbench.errors import CheckpointError, OverlayError, WorkspaceError
 from workbench.protocol.records import MountRecord
 from workbench.review import repository
 from workbench.sandbox import filesystems, images, leftovers
@@ -83,6 +85,8 @@ class Mounting:
         self._store = store
         self._lower = lower
         self.options = options
+        self.report: Report = lambda _: None
+        """Hears what had to be put right on the way."""
 
     # Starting
 
@@ -281,7 +285,8 @@ class Mounting:
             # Before its first mount the upper's root isn't yet what will be seen of it.
             record = self._overlay.adopt_root(self._lower)
         with self._overlay.upper() as upper:
-            checkpoint = self._store.take(
+            take = partial(
+                self._store.take,
                 record.session,
                 upper,
                 self._lower,
@@ -294,9 +299,24 @@ class Mounting:
                 replace=replaces,
                 mapped=mapped,
             )
+            try:
+                checkpoint = take()
+            except CheckpointError as error:
+                if error.code != "store_corrupt":
+                    raise
+                self._start_afresh(error)
+                checkpoint = take()
         if offline and record.mounts:
             self._overlay.save(record.model_copy(update={"mounts": ()}))
         return checkpoint
+
+    def _start_afresh(self, error: CheckpointError) -> None:
+        """Go on in a fresh store with all checkpoints that are whole, and say so."""
+        aside, found = upkeep.start_afresh(self._store)
+        lost = f", {len(found.broken)} can't be restored" if found.broken else ""
+        self.report(
+            f"{error.message} It was set aside as {aside}; {found.whole} checkpoints are whole and were taken over{lost}"
+        )
 
     def replace_upper(
         self, target: Manifest, label: str, purpose: Purpose | None = None, *, current: Manifest | None = None

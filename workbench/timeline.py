@@ -250,6 +250,7 @@ class Timeline:
             arrived = self._mounting.take(None, journey.label, offline=True, purpose=purpose, previous=restored)
         ShownDigests(self._overlay.path).clear()
         os.unlink(self._journey)
+        self._store.release(self._session)
         return arrived
 
 

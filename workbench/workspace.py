@@ -13,10 +13,11 @@ from typing import Self
 from anyio import to_thread
 
 from workbench import warm
-from workbench.checkpoints import manifest_format
+from workbench.checkpoints import manifest_format, upkeep
 from workbench.checkpoints.history import Purpose, RowKind
 from workbench.checkpoints.manifest import Omitted
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
+from workbench.checkpoints.upkeep import Retention
 from workbench.errors import CheckpointError, CommitError, ConflictError, OptionsError, OverlayError, SandboxError
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
@@ -147,10 +148,12 @@ class Workspace:
         session: str = "default",
         options: SandboxOptions | None = None,
         state_path: str | None = None,
+        report: Report = _silent,
     ) -> Self:
         """Open the workspace of a directory; nothing is mounted, nothing copied.
 
-        First completes a commit that a crash cut short. `session` is 1 to 64 letters, digits and `._-`. Raises
+        First completes a commit or a rewind that a crash cut short. `session` is 1 to 64 letters, digits and `._-`.
+        `report` hears what had to be put right later on, a sentence each. Raises
         OptionsError, StateError, WorkspaceError, and CommitError (commit_incomplete) where what a crash left can't be
         put right.
         """
@@ -158,6 +161,7 @@ class Workspace:
         state = StateDirectory.open(state_path)
         directory = state.workspace(os.path.realpath(os.fsencode(path)))
         workspace = cls(state, directory, directory.overlay(session), session, options or SandboxOptions())
+        workspace._mounting.report = report
         try:
             workspace._complete()
         except BaseException:
@@ -579,6 +583,24 @@ class Workspace:
             return self.timeline.preview(self.timeline.target(before).manifest, self.timeline.target(after))
 
         return await to_thread.run_sync(look)
+
+    def keep_small(self, policy: Retention | None = None) -> None:
+        """Drop what the session's checkpoints have beyond their retention, and put the rest together.
+
+        Raises CheckpointError, OSError.
+        """
+        points = [point.commit for point in self.timeline.redo_points()]
+        upkeep.retain(self._store, self.session, policy or Retention(), points)
+        upkeep.collect(self._store)
+
+    def keep_small_if_grown(self) -> None:
+        """As `keep_small`, where it pays: at the end of what takes a while anyway. Raises as it."""
+        if upkeep.wants_collection(self._store):
+            self.keep_small()
+
+    def drop(self, message_id: str, *, step: int = 0) -> None:
+        """Drop one checkpoint. Raises CheckpointError: checkpoint_not_found, checkpoint_failed where it's needed."""
+        upkeep.drop(self._store, self.session, self.timeline.find(message_id, step))
 
     async def fork(self, message_id: str, session: str, *, step: int = 0) -> int:
         """Start another session whose overlay shows what this one showed at a checkpoint; how many paths it holds.

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from workbench.checkpoints import files, names, objects
-from workbench.errors import OptionsError
+from workbench.errors import CheckpointError, OptionsError
 
 SCHEMA = 1
 """The version of the tree format and the trailers."""
@@ -132,16 +132,43 @@ class History:
 
     def tip(self) -> str:
         """The last commit, empty where there is none. Raises CheckpointError (store_corrupt), OSError."""
+        return self._value(self._reference)
+
+    def held(self) -> str:
+        """The commit that `hold` named, empty where none is. Raises as `tip`."""
+        return self._value(self._held)
+
+    def _value(self, reference: str) -> str:
         try:
-            with open(os.path.join(self._directory, self._reference), encoding="ascii") as file:
+            with open(os.path.join(self._directory, reference), encoding="ascii") as file:
                 text = file.read().strip()
         except FileNotFoundError:
-            text = self._packed_tip()
+            text = self._packed(reference)
         except UnicodeDecodeError:
             text = "?"
         if text and (len(text) != 40 or set(text) - set("0123456789abcdef")):
-            raise objects.corrupt(f"the reference {self._reference} can't be read")
+            raise objects.corrupt(f"the reference {reference} can't be read")
         return text
+
+    def readable_rows(self) -> list[Row]:
+        """Of a damaged store, the lines that can be read: the index's, else the commits' as far back as they go.
+
+        Raises OSError.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            with open(self._index, "rb") as file:
+                found = [row for line in file if (row := _parse(line)) is not None]
+            if found:
+                return found
+        rows: list[Row] = []
+        with contextlib.suppress(CheckpointError):
+            at = self.tip()
+            while at:
+                _, parent, trailers = objects.decode_commit(self._read_commit(bytes.fromhex(at)))
+                row = row_of(at, parent, trailers)
+                rows += [row, *reversed([_row(fields) for fields in _list(trailers.get("Also"))])]
+                at = row.parent
+        return rows[::-1]
 
     def rows(self) -> list[Row]:
         """All lines, oldest first; what the index lacks is read from the commits. Raises as `tip`."""
@@ -176,6 +203,11 @@ class History:
     def hold(self, commit: str) -> None:
         """Have another reference of the session name a commit that is in no history. Needs the store's lock."""
         self._point(self._held, commit)
+
+    def release(self) -> None:
+        """Name no such commit any more. Needs the store's lock. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._directory, self._held))
 
     def remove(self) -> None:
         """Forget all of it. Needs the store's lock. Raises OSError."""
@@ -224,13 +256,13 @@ class History:
             self._rows.append(row)
         return [*self._rows], True
 
-    def _packed_tip(self) -> str:
-        """The tip where git has packed the references (gitrepository-layout(5))."""
+    def _packed(self, wanted: str) -> str:
+        """A reference where git has packed the references (gitrepository-layout(5))."""
         try:
             with open(os.path.join(self._directory, "packed-refs"), encoding="utf-8", errors="replace") as file:
                 for line in file:
                     value, _, name = line.rstrip("\n").partition(" ")
-                    if name == self._reference:
+                    if name == wanted:
                         return value
         except FileNotFoundError:
             pass

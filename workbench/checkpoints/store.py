@@ -104,16 +104,17 @@ class CheckpointStore:
         Raises CheckpointError (checkpoint_failed) where that can't be done.
         """
         self.directory = os.fspath(directory)
-        self._pack_directory = os.path.join(self.directory, "objects", "pack")
-        self._packs = Packs(self._pack_directory)
-        self._side = SideStore(os.path.join(self.directory, "big"))
+        self.pack_directory = os.path.join(self.directory, "objects", "pack")
+        self._packs = Packs(self.pack_directory)
+        self.big_directory = os.path.join(self.directory, "big")
+        self._side = SideStore(self.big_directory)
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
         self._histories: dict[str, History] = {}
         self._guard = Guard(os.path.join(self.directory, "guard"))
         with failing("The checkpoint store can't be opened"):
             if not os.path.exists(os.path.join(self.directory, "HEAD")):
                 self._create()
-            for swept in (self._pack_directory, os.path.join(self.directory, "big")):
+            for swept in (self.pack_directory, self.big_directory):
                 files.sweep(swept)
 
     def close(self) -> None:
@@ -212,6 +213,35 @@ class CheckpointStore:
         """The names of the sessions that have checkpoints. Raises CheckpointError (store_corrupt), OSError."""
         return history_sessions(self.directory)
 
+    @property
+    def damage(self) -> dict[str, str]:
+        """What is wrong with each pack that can't be read, by its name. Raises OSError."""
+        self._packs.refresh()
+        return self._packs.damage
+
+    def tips(self) -> frozenset[str]:
+        """The commits from which all that is needed can be reached. Raises CheckpointError (store_corrupt), OSError."""
+        histories = [self._history(session) for session in self.sessions()]
+        return frozenset(tip for history in histories for tip in (history.tip(), history.held()) if tip)
+
+    def held(self, session: str) -> Checkpoint | None:
+        """What `hold` keeps for a session. Raises CheckpointError (store_corrupt), OSError."""
+        commit = self._history(session).held()
+        return self.get(commit) if commit else None
+
+    def release(self, session: str) -> None:
+        """Keep no more what `hold` kept. Raises OSError."""
+        with self._lock():
+            self._history(session).release()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Take something away: nobody adds to the store meanwhile. Raises OSError."""
+        with self._guard.alone():
+            yield
+        self._packs.refresh()
+        self._manifests.clear()
+
     def latest(self, session: str) -> Checkpoint | None:
         """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
         rows = self._history(session).rows()
@@ -220,6 +250,10 @@ class CheckpointStore:
     def all(self, session: str) -> Sequence[Checkpoint]:
         """Every checkpoint of a session, oldest first, also those that were replaced. Raises as `latest`."""
         return [self._checkpoint(session, row) for row in self._history(session).rows()]
+
+    def all_readable(self, session: str) -> Sequence[Checkpoint]:
+        """As `all`, of a damaged store: those of which anything can be told. Raises OSError."""
+        return [self._checkpoint(session, row) for row in self._history(session).readable_rows()]
 
     def list(self, session: str) -> list[Checkpoint]:
         """A session's checkpoints, newest first, without those that were replaced. Raises as `latest`."""
@@ -283,6 +317,20 @@ class CheckpointStore:
             return self._side.open(blob)
         return io.BytesIO(self.read(blob))
 
+    def check(self, blob: str) -> None:
+        """Compare a manifest's blob with its id. Raises as `read`."""
+        if blob.startswith(side_store.PREFIX):
+            self._side.check(blob)
+        else:
+            self._object(bytes.fromhex(blob), objects.BLOB)
+
+    def trailers(self, checkpoint: Checkpoint) -> dict[str, object]:
+        """The trailers of a checkpoint, those of a line without a commit of its own, too."""
+        for row in self._history(checkpoint.session).readable_rows():
+            if row.number == checkpoint.number:
+                return trailers_of(row, checkpoint.session, "", [])
+        raise objects.corrupt(f"the checkpoint {checkpoint.message_id} is gone")
+
     def size(self, blob: str) -> int:
         """A blob's length in bytes. Raises as `read`."""
         with self.open(blob) as file:
@@ -308,7 +356,7 @@ class CheckpointStore:
 
     def _clock(self, upper: LocalUpper) -> int:
         """The time on the upper's filesystem, 0 where the store is on another and can't tell it."""
-        probe = files.probe(self._pack_directory)
+        probe = files.probe(self.pack_directory)
         return probe.st_ctime_ns if probe.st_dev == os.fstat(upper.root_fd).st_dev else 0
 
     def rewrite(
@@ -350,6 +398,32 @@ class CheckpointStore:
         self._manifests.clear()
         return len(rows) - len(kept)
 
+    def adopt(self, session: str, checkpoints: Sequence[Checkpoint], source: CheckpointStore) -> None:
+        """Give a session that has no checkpoints here those of another store, oldest first, with all they hold.
+
+        `get` finds them by the ids that they had there. Raises CheckpointError: store_corrupt, checkpoint_failed.
+        """
+        with failing("The checkpoints couldn't be taken over"), self._adding():
+            rows, moved, last_tree = list[Row](), dict[str, str](), b""
+            with self._pack() as pack:
+                sink = _Contents(pack, self._side, self)
+                for checkpoint in checkpoints:
+                    manifest = checkpoint.manifest
+                    for blob in _blobs_of(manifest):
+                        _copy(blob, source, sink)
+                    tree_id = tree.build(manifest, pack.add)
+                    row = row_of(checkpoint.commit, None, source.trailers(checkpoint))
+                    row = self._follow(pack, row, session, tree_id, rows, last_tree)
+                    last_tree = tree_id
+                    rows.append(row)
+                    moved[checkpoint.commit] = row.commit
+                pack.publish()
+                self._packs.refresh()
+            if rows:
+                with self._lock():
+                    self._note_moved({old: new for old, new in moved.items() if old != new})
+                    self._history(session).replace(rows)
+
     def forget(self, session: str) -> None:
         """Drop all checkpoints of a session; what nobody else needs of them goes at the next collection. Raises OSError."""
         with self._lock():
@@ -368,7 +442,7 @@ class CheckpointStore:
             yield
 
     def _pack(self) -> PackWriter:
-        return PackWriter(self._pack_directory, self._packs.__contains__)
+        return PackWriter(self.pack_directory, self._packs.__contains__)
 
     def _add(
         self,
@@ -544,6 +618,21 @@ class _Contents:
 
     def has(self, blob: str) -> bool:
         return self.store.has(blob)
+
+
+def _blobs_of(manifest: Manifest) -> set[str]:
+    entries = {entry.blob for entry in manifest.entries.values()}
+    return (entries | {base.blob for base in manifest.bases.values()}) - {""}
+
+
+def _copy(blob: str, source: CheckpointStore, sink: Sink) -> None:
+    if sink.has(blob) or not source.has(blob):
+        return
+    if blob.startswith(side_store.PREFIX):
+        with source.open(blob) as file:
+            sink.big(file.fileno())
+    else:
+        sink.blob(source.read(blob))
 
 
 def _automatic_id(rows: Sequence[Row]) -> str:
