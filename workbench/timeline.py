@@ -28,7 +28,8 @@ from workbench.review import repository
 from workbench.review.between import View, between
 from workbench.review.changeset import Change
 from workbench.review.inverse import directory_entry, inverse
-from workbench.review.landed import load
+from workbench.review.landed import Committed, all_landed, load
+from workbench.review.log import LogEntry, log_entries
 from workbench.review.nearest import Nearest
 from workbench.review.shown import ShownDigests
 from workbench.vfs import paths
@@ -45,12 +46,13 @@ _MISSING_SHOWN = 3
 class Target:
     """What the upper layer is to become.
 
-    `held` is the checkpoint whose manifest it is, where there is one. `taken_back` are the commits that landed since, whose
-    inverse is part of it. `left` are paths that stay as a person made them
-    after a commit, `without_repository` says that a part of the real repository is left out, since that moved on.
+    `of` is the checkpoint that it's of, `held` the one whose very manifest it is, where there is one. `taken_back` are the
+    commits that landed since, whose inverse is part of it. `left` are paths that stay as a person made them after a
+    commit, `without_repository` says that a part of the real repository is left out, since that moved on.
     """
 
     manifest: Manifest
+    of: Checkpoint | None = None
     held: Checkpoint | None = None
     taken_back: tuple[str, ...] = ()
     left: tuple[bytes, ...] = ()
@@ -108,6 +110,34 @@ class Timeline:
                     until = max(each.number for each in self._store.all(session) if each.commit == origin.commit)
         return found
 
+    def log(self, *, most: int = 0, with_forks: bool = False) -> list[LogEntry]:
+        """What is listed of the checkpoints, newest first, no more than `most` unless that's 0. Raises as `checkpoints`."""
+        forks = self._forks() if with_forks else None
+        return log_entries(self.checkpoints(), most=most, called_now=self._store.called_now, forks=forks)
+
+    def _forks(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for session in self._store.sessions():
+            first = next(iter(self._store.all(session)), None)
+            if first is not None and first.purpose.kind is RowKind.FORK:
+                found.setdefault(self._store.called_now(first.purpose.goal), []).append(session)
+        return found
+
+    def landed(self) -> list[tuple[Committed, list[str]]]:
+        """The commits that landed in the real workspace, newest first, each with the ids of the messages and the labels of
+        the commands that led to it where it was this session's. Raises as `checkpoints`, StateError (state_corrupt)."""
+        led: dict[str, list[str]] = {}
+        waiting: list[str] = []
+        for checkpoint in self.checkpoints():
+            if checkpoint.purpose.kind is RowKind.LANDED:
+                led[checkpoint.purpose.landed] = waiting
+                waiting = []
+            elif checkpoint.purpose.kind is RowKind.MESSAGE and not checkpoint.purpose.step:
+                waiting.append(checkpoint.message_id)
+            elif checkpoint.purpose.kind is RowKind.COMMAND:
+                waiting.append(checkpoint.label)
+        return [(committed, led.get(committed.commit_id, [])) for committed in all_landed(self._commits_dir)]
+
     def find(self, message_id: str, step: int = 0) -> Checkpoint:
         """The newest checkpoint with a message id. Raises CheckpointError: checkpoint_not_found, store_corrupt; OSError."""
         for checkpoint in reversed(self.checkpoints()):
@@ -148,7 +178,7 @@ class Timeline:
         if rest is not manifest and checkpoint.purpose.repository == repository.fingerprint(self._lower):
             rest = manifest
         held = checkpoint if rest is recorded else None
-        return Target(rest, held, tuple(landed), tuple(sorted(set(left))), rest is not manifest)
+        return Target(rest, checkpoint, held, tuple(landed), tuple(sorted(set(left))), rest is not manifest)
 
     def part(self, now: Checkpoint, target: Target, named: Iterable[bytes]) -> Target:
         """What is there `now`, but at and below the paths `named` what `target` shows there.
@@ -219,10 +249,13 @@ class Timeline:
         """
         self.require(target)
         held = target.held or self._store.hold(self._session, target.manifest)
+        goal = target.of.commit if target.of is not None else ""
         landed = " ".join(target.taken_back) if kind is RowKind.FORK else ""
         write_json(
             self._journey,
-            JourneyRecord(kind=kind.value, target=held.commit, origin=before.commit, label=label, landed=landed),
+            JourneyRecord(
+                kind=kind.value, target=held.commit, origin=before.commit, label=label, goal=goal, landed=landed
+            ),
         )
         return self._arrive(before.manifest)
 
@@ -246,7 +279,7 @@ class Timeline:
         self._mounting.note_replaced(target, is_empty=kind is RowKind.DISCARD)
         arrived = self._store.latest(self._session)
         if arrived is None or (arrived.purpose.kind, arrived.purpose.origin) != (kind, journey.origin):
-            purpose = Purpose(kind, origin=journey.origin, landed=journey.landed)
+            purpose = Purpose(kind, origin=journey.origin, goal=journey.goal, landed=journey.landed)
             arrived = self._mounting.take(None, journey.label, offline=True, purpose=purpose, previous=restored)
         ShownDigests(self._overlay.path).clear()
         os.unlink(self._journey)

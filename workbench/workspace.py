@@ -602,6 +602,13 @@ class Workspace:
         """Drop one checkpoint. Raises CheckpointError: checkpoint_not_found, checkpoint_failed where it's needed."""
         upkeep.drop(self._store, self.session, self.timeline.find(message_id, step))
 
+    def free_session(self) -> str:
+        """A name for another session: this one's, and the first number that isn't taken."""
+        taken, number = set(self._directory.sessions()), 2
+        while (name := f"{self.session[:58]}-{number}") in taken:
+            number += 1
+        return name
+
     async def fork(self, message_id: str, session: str, *, step: int = 0) -> int:
         """Start another session whose overlay shows what this one showed at a checkpoint; how many paths it holds.
 

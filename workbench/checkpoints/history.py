@@ -32,9 +32,10 @@ class RowKind(StrEnum):
     """Why a checkpoint was taken.
 
     `MESSAGE`: somebody asked for it under an id. `COMMAND`: it's what was there before a command. `BEFORE`: what was
-    there before a journey. `REWIND`, `REDO`, `DISCARD`, `FORK`: what one arrived at; `origin` is the commit that it
-    left. `LANDED`: what remained after the commit `landed`; of a fork, those are the commits (a space between them) that had
-    landed since its origin. `UPKEEP`: for ourselves; no listing shows it.
+    there before a journey. `REWIND`, `REDO`, `DISCARD`, `FORK`: what one arrived at; `origin` is the commit that was
+    left, `goal` the one of the checkpoint that it went to. `LANDED`: what remained after the commit `landed`; of a fork,
+    those are the commits (a space between them) that had landed since its origin. `UPKEEP`: for ourselves; no listing
+    shows it.
     """
 
     MESSAGE = "message"
@@ -52,13 +53,14 @@ class RowKind(StrEnum):
 class Purpose:
     """What a checkpoint is for: its kind, and what goes with it.
 
-    `step` counts what one message did, from 1; 0 is what was there before it. `origin` and `landed` as in `RowKind`.
+    `step` counts what one message did, from 1; 0 is what was there before it. `origin`, `goal` and `landed` as in `RowKind`.
     `repository` is the fingerprint that the real repository had when the overlay last agreed with it.
     """
 
     kind: RowKind = RowKind.MESSAGE
     step: int = 0
     origin: str = ""
+    goal: str = ""
     landed: str = ""
     repository: str = ""
 
@@ -83,6 +85,7 @@ class Row:
     kind: str = RowKind.MESSAGE
     step: int = 0
     origin: str = ""
+    goal: str = ""
     landed: str = ""
     repository: str = ""
 
@@ -104,6 +107,7 @@ _TRAILERS = {
     "kind": "Kind",
     "step": "Step",
     "origin": "Origin",
+    "goal": "Goal",
     "landed": "Landed",
     "repository": "Repository",
 }

@@ -565,7 +565,7 @@ class CheckpointStore:
             row.number,
             row.parent,
             row.tool_call,
-            Purpose(RowKind(row.kind), row.step, row.origin, row.landed, row.repository),
+            Purpose(RowKind(row.kind), row.step, row.origin, row.goal, row.landed, row.repository),
             lambda: self._manifest(row),
         )
 

@@ -13,8 +13,9 @@ from workbench.cli.doctor import doctor
 from workbench.cli.execute import execute, refresh, shell, stop
 from workbench.cli.images import images
 from workbench.cli.look import diff, status
+from workbench.cli.travel import checkpoint, fork, log, redo, rewind
 
-WORK, LOOK, DECIDE, OTHERS = "Work", "Look", "Decide", "Others"
+WORK, LOOK, DECIDE, TRAVEL, OTHERS = "Work", "Look", "Decide", "Travel", "Others"
 
 app = typer.Typer(
     name="workbench",
@@ -33,9 +34,14 @@ app.command(rich_help_panel=WORK)(refresh)
 app.command(rich_help_panel=WORK)(stop)
 app.command(rich_help_panel=LOOK)(status)
 app.command(rich_help_panel=LOOK)(diff)
+app.command(rich_help_panel=LOOK)(log)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(commit)
 app.command(rich_help_panel=DECIDE)(discard)
+app.command(rich_help_panel=TRAVEL)(checkpoint)
+app.command(rich_help_panel=TRAVEL)(rewind)
+app.command(rich_help_panel=TRAVEL)(redo)
+app.command(rich_help_panel=TRAVEL)(fork)
 app.add_typer(images, name="images", rich_help_panel=OTHERS)
 
 

@@ -69,7 +69,9 @@ class Context:
 
     def open(self, options: SandboxOptions | None = None) -> Workspace:
         """Open the workspace, and say what a crash had left to put right."""
-        opened = Workspace.open(workspace_path(self.workspace), session=self.session, options=options)
+        opened = Workspace.open(
+            workspace_path(self.workspace), session=self.session, options=options, report=output.say
+        )
         for sentence in opened.recovered:
             output.say(sentence)
         return opened

@@ -79,7 +79,7 @@ class JourneyRecord(Frozen):
     """`journey.json`: the upper layer is on its way to another state, and this is what brings it there.
 
     `kind` is a `RowKind`. `target` is the commit of the checkpoint that it's to be equal to, `origin` that of what was
-    there before. `landed` as in `Purpose`.
+    there before. `goal` and `landed` as in `Purpose`.
     """
 
     version: int = 1
@@ -87,4 +87,5 @@ class JourneyRecord(Frozen):
     target: str
     origin: str
     label: str
+    goal: str = ""
     landed: str = ""
