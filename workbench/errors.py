@@ -12,7 +12,7 @@
     │   │                             sandbox_lost · sandbox_busy · keeper_failed
     │   └── CommandError              command_not_found · command_not_executable · invalid_directory · spawn_failed
     ├── CheckpointError               checkpoint_not_found · checkpoint_exists · checkpoint_failed · store_corrupt ·
-    │                                 nothing_to_redo
+    │                                 checkpoint_raced · nothing_to_redo
     └── CommitError                   digest_required · digest_unknown · digest_changed · risky_paths · not_landable ·
         │                             commit_failed · commit_incomplete
         └── ConflictError             conflict (with `paths`)

@@ -46,6 +46,7 @@ Report = Callable[[str], None]
 # A step backwards of the real-time clock that is smaller than this is its ordinary discipline, not a step.
 _CLOCK_SLACK_NS = 50_000_000
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ATTEMPTS = 5
 _UPKEEP = Purpose(RowKind.UPKEEP)
 _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
@@ -299,16 +300,27 @@ class Mounting:
                 replace=replaces,
                 mapped=mapped,
             )
-            try:
-                checkpoint = take()
-            except CheckpointError as error:
-                if error.code != "store_corrupt":
-                    raise
-                self._start_afresh(error)
-                checkpoint = take()
+            checkpoint = self._persistent(take)
         if offline and record.mounts:
             self._overlay.save(record.model_copy(update={"mounts": ()}))
         return checkpoint
+
+    def name(self, of: Checkpoint, label: str, purpose: Purpose) -> Checkpoint:
+        """Another checkpoint of what `of` was taken of. Raises CheckpointError."""
+        session = self._overlay.record().session
+        return self._persistent(lambda: self._store.name(session, of, label=label, purpose=purpose))
+
+    def _persistent(self, take: Callable[[], Checkpoint]) -> Checkpoint:
+        """Take a checkpoint though others take some at the same moment, or the store turns out to be damaged."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return take()
+            except CheckpointError as error:
+                if error.code == "store_corrupt":
+                    self._start_afresh(error)
+                elif error.code != "checkpoint_raced":
+                    raise
+        return take()
 
     def _start_afresh(self, error: CheckpointError) -> None:
         """Go on in a fresh store with all checkpoints that are whole, and say so."""

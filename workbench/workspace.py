@@ -351,6 +351,23 @@ class Workspace:
         checkpoint = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP, may_stop=may_stop)
         return await to_thread.run_sync(lambda: self._compare(checkpoint))
 
+    async def keep_before_command(self) -> str:
+        """Keep what is there before a command; the checkpoint's commit. Raises as `checkpoint`."""
+        return (await self.checkpoint(label="before a command", kind=RowKind.UPKEEP, may_stop=False)).commit
+
+    async def changes_after(self, before: str, command: str) -> ChangeSet:
+        """As `changes` after a command that changed something; never stops the sandbox.
+
+        The checkpoint of what was there `before` (its commit, empty where none was kept) is listed from now on, as that.
+        """
+        if before:
+            await to_thread.run_sync(self._name_before, before, command)
+        return await self.changes(may_stop=False)
+
+    def _name_before(self, before: str, command: str) -> None:
+        purpose = Purpose(RowKind.COMMAND)
+        self._mounting.name(self._store.get(before), f"before: {command}", purpose)
+
     def reviewed(self, changes: ChangeSet, terminal: str = "") -> str:
         """Say that a change set was shown, on a terminal of this name; its digest, which a commit may now name."""
         self.shown.add(changes.digest, changes.checkpoint, terminal)
@@ -541,7 +558,7 @@ class Workspace:
 
         def travel() -> Travelled:
             self._complete_overlay()
-            before = self._mounting.take(None, f"before: {label}", offline=True, purpose=Purpose(RowKind.BEFORE))
+            before = self._mounting.take(None, f"before a {kind.value}", offline=True, purpose=Purpose(RowKind.BEFORE))
             target = self._target(checkpoint, only, before)
             preview = self.timeline.preview(before.manifest, target)
             self.timeline.go(kind, target, before, label)

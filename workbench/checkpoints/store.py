@@ -157,12 +157,13 @@ class CheckpointStore:
         next, no later scan relies on this one.
 
         The same tree as the last one makes no new commit: the checkpoint then has the last one's. Raises OptionsError for
-        an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt, and
-        checkpoint_failed where it can't be written, with all as it was before.
+        an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt,
+        checkpoint_raced where another process took one of this session meanwhile, and checkpoint_failed where it can't be written, with all as it was before.
         """
 
         def scanned(rows: Sequence[Row], pack: PackWriter) -> Manifest:
-            known = self._manifest(rows[-1]) if previous is None and rows else previous
+            last = _last_scanned(rows)
+            known = self._manifest(last) if previous is None and last is not None else previous
             sink = _Contents(pack, self._side, self)
             boot, scanned_ns = boot_id(), 0 if mapped else self._clock(upper)
             entries = scan(upper, sink, boot_id=boot, previous=known, offline=offline, budget=budget)
@@ -180,7 +181,10 @@ class CheckpointStore:
         label: str = "",
         purpose: Purpose | None = None,
     ) -> Checkpoint:
-        """Another checkpoint of what `of` was taken of, also one of another session. Raises as `take`."""
+        """Another checkpoint of what `of` was taken of, also one of another session. Raises as `take`.
+
+        One of the kind `COMMAND` is never taken for what the upper layer holds.
+        """
         manifest = of.manifest
         return self._add(session, message_id, label, "", purpose or Purpose(), False, lambda rows, pack: manifest)
 
@@ -244,8 +248,8 @@ class CheckpointStore:
 
     def latest(self, session: str) -> Checkpoint | None:
         """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
-        rows = self._history(session).rows()
-        return self._checkpoint(session, rows[-1]) if rows else None
+        last = _last_scanned(self._history(session).rows())
+        return self._checkpoint(session, last) if last is not None else None
 
     def all(self, session: str) -> Sequence[Checkpoint]:
         """Every checkpoint of a session, oldest first, also those that were replaced. Raises as `latest`."""
@@ -635,6 +639,11 @@ def _copy(blob: str, source: CheckpointStore, sink: Sink) -> None:
         sink.blob(source.read(blob))
 
 
+def _last_scanned(rows: Sequence[Row]) -> Row | None:
+    """The last line that was made by a scan: one that was only named since may be of something older."""
+    return next((row for row in reversed(rows) if row.kind != RowKind.COMMAND), rows[-1] if rows else None)
+
+
 def _automatic_id(rows: Sequence[Row]) -> str:
     """`@` and the number that the next line gets, unless somebody has chosen that for an id of theirs."""
     found = f"@{rows[-1].number + 1 if rows else 1}"
@@ -645,4 +654,8 @@ def _automatic_id(rows: Sequence[Row]) -> str:
 
 
 def _raced() -> CheckpointError:
-    return CheckpointError("Another process took a checkpoint of this session meanwhile.", hint="Take this one again.")
+    return CheckpointError(
+        "Another process took a checkpoint of this session meanwhile.",
+        code="checkpoint_raced",
+        hint="Take this one again.",
+    )

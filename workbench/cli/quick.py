@@ -1,8 +1,8 @@
 """The short way of `workbench exec` where a warm sandbox is there: what it needs, and no import more.
 
 The full command line costs several times what a warm command does, in imports alone. This understands only the plain
-form, `exec [-w DIR] [--session NAME] [-q] [-t|-T] [--] COMMAND...`; anything else, and whatever it isn't sure of, is
-left to the full one.
+form, `exec [-w DIR] [--session NAME] [-q] [-t|-T] [--no-checkpoint] [--] COMMAND...`; anything else, and whatever it isn't
+sure of, is left to the full one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _VALUES = {"-w": "workspace", "--workspace": "workspace", "--session": "session"}
 _FLAGS = {"-q": ("quiet", True), "--quiet": ("quiet", True), "-t": ("tty", True), "-T": ("tty", False)}
+_FLAGS["--no-checkpoint"] = ("checkpoint", False)
 _OTHERS = ("WORKBENCH_IMAGE", "WORKBENCH_BACKEND")
 
 
@@ -31,6 +32,7 @@ class _Wanted:
     session: str = "default"
     quiet: bool = False
     tty: bool | None = None
+    checkpoint: bool = True
 
 
 def run(arguments: list[str]) -> int | None:
@@ -77,24 +79,32 @@ def _parse(arguments: list[str]) -> _Wanted | None:
 
 
 async def _run(wanted: _Wanted, overlay: str, root: bytes) -> int | None:
-    from workbench.cli import job
+    from workbench.cli import job, output
     from workbench.sandbox.client import KeeperClient
 
     client = await KeeperClient.connect(overlay)
     if client is None:
         return None
+
+    async def take() -> str:
+        from workbench.workspace import Workspace
+
+        async with Workspace.open(root, session=wanted.session, report=output.say) as workspace:
+            return await workspace.keep_before_command()
+
     async with client:
+        kept = await job.kept_before(take, overlay) if wanted.checkpoint else job.Before()
         command = job.command(wanted.argv, with_tty=job.wants_tty(wanted.tty))
         command = job.located(command, (await client.hello()).mounts[0].target, root, os.getcwdb())
         result = await job.run(client, command, as_json=False)
 
-    async def look() -> ChangeSet:
+    async def look(before: str) -> ChangeSet:
         from workbench.workspace import Workspace
 
-        async with Workspace.open(root, session=wanted.session) as workspace:
-            return await workspace.changes(may_stop=False)
+        async with Workspace.open(root, session=wanted.session, report=output.say) as workspace:
+            return await workspace.changes_after(before, job.named(wanted.argv))
 
-    changes = await job.count(look, overlay)
+    changes = await job.count(look, overlay, kept)
     job.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
     return job.exit_code(result)
 
