@@ -68,7 +68,14 @@ class Histories(RuleBasedStateMachine):
         here = (self.commits, self.worked.view())
         self.worked.rewind(message)
         self._require(self.recorded[message])
-        self.redo.append(here)
+        self._remember(here)
+
+    def _remember(self, here: tuple[int, dict[bytes, Shown]]) -> None:
+        """Where there was nothing to do, there's nothing to take back."""
+        if self.worked.redo_levels() > len(self.redo):
+            self.redo.append(here)
+        else:
+            self._require(here)
 
     @precondition(lambda self: self.redo)
     @rule()
@@ -80,7 +87,7 @@ class Histories(RuleBasedStateMachine):
     def discard(self) -> None:
         here = (self.commits, self.worked.view())
         self.worked.discard()
-        self.redo.append(here)
+        self._remember(here)
 
     @precondition(lambda self: self.commits < 4)
     @rule()

@@ -53,6 +53,12 @@ class Worked(Bench):
     def redo(self) -> Travelled:
         return self.do(lambda workspace: workspace.redo())
 
+    def redo_levels(self) -> int:
+        async def levels(workspace: Workspace) -> int:
+            return len(workspace.timeline.redo_points())
+
+        return self.do(levels)
+
     def fork(self, message_id: str, session: str) -> Worked:
         self.do(lambda workspace: workspace.fork(message_id, session))
         return Worked(Path(os.fsdecode(self.workspace)), self.mount, session)

@@ -254,7 +254,7 @@ class Mounting:
         git = self._git_overlay_or_none()
         if git is None:
             return ""
-        session = f"{self._overlay.record().session}/git"
+        session = _git_session(self._overlay.record().session)
         with git.upper() as upper, LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
             if not upper.list(b""):
                 return ""
@@ -301,9 +301,49 @@ class Mounting:
                 mapped=mapped,
             )
             checkpoint = self._persistent(take)
+        if (git := self._git_overlay_or_none()) is not None:
+            self._take_git(git, checkpoint, offline=offline, mapped=mapped)
         if offline and record.mounts:
             self._overlay.save(record.model_copy(update={"mounts": ()}))
         return checkpoint
+
+    def _take_git(self, git: OverlayDirectory, beside: Checkpoint, *, offline: bool, mapped: bool) -> None:
+        """Keep what a linked worktree's git directory holds in the overlay, beside a checkpoint of the workspace."""
+        with git.upper() as upper, LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
+            self._store.take(
+                _git_session(beside.session),
+                upper,
+                lower,
+                message_id=str(beside.number),
+                purpose=_UPKEEP,
+                epoch_ns=0,
+                offline=offline,
+                replace=True,
+                mapped=mapped,
+            )
+
+    def git_beside(self, checkpoint: Checkpoint) -> str | None:
+        """The commit of what a linked worktree's git directory held at a checkpoint, empty where that was nothing; None
+        where this is no such worktree. Raises CheckpointError (store_corrupt), OSError."""
+        if repository.common_directory(self._directory.root, self._lower) is None:
+            return None
+        try:
+            return self._store.find(_git_session(checkpoint.session), str(checkpoint.number)).commit
+        except CheckpointError as error:
+            if error.code != "checkpoint_not_found":
+                raise
+            return ""
+
+    def restore_git(self, commit: str) -> None:
+        """Make the git overlay what `git_beside` said; the lock is held, nothing is mounted. Raises CheckpointError."""
+        common = repository.common_directory(self._directory.root, self._lower)
+        if not commit or common is None:
+            self.empty_git_overlay()
+            return
+        self._git_mount(common)
+        git = self._git_overlay()
+        with git.upper() as upper:
+            restore(git.upper_path, upper, self._store.get(commit).manifest, self._store)
 
     def name(self, of: Checkpoint, label: str, purpose: Purpose) -> Checkpoint:
         """Another checkpoint of what `of` was taken of. Raises CheckpointError."""
@@ -420,6 +460,11 @@ class Mounting:
         if left:
             mounts = tuple(mount.model_copy(update={"live": False}) for mount in record.mounts)
             self._overlay.save(record.model_copy(update={"mounts": mounts}))
+
+
+def _git_session(session: str) -> str:
+    """What the checkpoints of a session's git overlay are kept under: no session can be called that."""
+    return f"{session}/git"
 
 
 def _nothing(upper: LocalUpper) -> Manifest:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from workbench.checkpoints.history import Purpose, RowKind
 from workbench.checkpoints.manifest import Base, Entry, Manifest
 from workbench.checkpoints.objects import corrupt
+from workbench.checkpoints.plan import make_plan
 from workbench.checkpoints.stacking import LowerView, grafted, stacked
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CheckpointError, OptionsError
@@ -46,14 +47,16 @@ _MISSING_SHOWN = 3
 class Target:
     """What the upper layer is to become.
 
-    `of` is the checkpoint that it's of, `held` the one whose very manifest it is, where there is one. `taken_back` are the
-    commits that landed since, whose inverse is part of it. `left` are paths that stay as a person made them after a
-    commit, `without_repository` says that a part of the real repository is left out, since that moved on.
+    `of` is the checkpoint that it's of, `held` the one whose very manifest it is, where there is one. `git` is as of
+    `Mounting.git_beside`, None to leave that as it is. `taken_back` are the commits that landed since, whose inverse is
+    part of it. `left` are paths that stay as a person made them after a commit, `without_repository` says that a part of
+    the real repository is left out, since that moved on.
     """
 
     manifest: Manifest
     of: Checkpoint | None = None
     held: Checkpoint | None = None
+    git: str | None = None
     taken_back: tuple[str, ...] = ()
     left: tuple[bytes, ...] = ()
     without_repository: bool = False
@@ -175,10 +178,13 @@ class Timeline:
             left += taken_back.left
         manifest = _over(recorded, below) if landed else recorded
         rest = repository.without_repositories(manifest, self._lower)
-        if rest is not manifest and checkpoint.purpose.repository == repository.fingerprint(self._lower):
-            rest = manifest
+        git = self._mounting.git_beside(checkpoint)
+        without = False
+        if rest is not manifest or git:
+            without = checkpoint.purpose.repository != repository.fingerprint(self._lower)
+            rest, git = (rest, git and "") if without else (manifest, git)
         held = checkpoint if rest is recorded else None
-        return Target(rest, checkpoint, held, tuple(landed), tuple(sorted(set(left))), rest is not manifest)
+        return Target(rest, checkpoint, held, git, tuple(landed), tuple(sorted(set(left))), without)
 
     def part(self, now: Checkpoint, target: Target, named: Iterable[bytes]) -> Target:
         """What is there `now`, but at and below the paths `named` what `target` shows there.
@@ -196,7 +202,7 @@ class Timeline:
             entries = grafted(manifest.entries, target.manifest.entries, path, lower)
             bases = {**now.manifest.bases, **target.manifest.bases, **manifest.bases}
             manifest = replace(manifest, entries=entries, bases=_kept_bases(entries, bases))
-        return replace(target, manifest=manifest, held=None)
+        return replace(target, manifest=manifest, held=None, git=None)
 
     def preview(self, now: Manifest, target: Target) -> Preview:
         """What a journey from `now` to a target would change. Raises OSError, CheckpointError (store_corrupt)."""
@@ -244,20 +250,35 @@ class Timeline:
     def go(self, kind: RowKind, target: Target, before: Checkpoint, label: str) -> Checkpoint:
         """Make the upper layer what a target says; the overlay's lock is held, and nothing is mounted.
 
-        `before` is the checkpoint of what is there, just taken. Returns the one of where it arrived. Raises
+        `before` is the checkpoint of what is there, just taken. Returns the one of where it arrived; it's `before` itself
+        where nothing is to be done, and nothing to be taken back. Raises
         CheckpointError, with the journey to be completed by the next command where it was begun.
         """
         self.require(target)
+        if kind in (RowKind.REWIND, RowKind.DISCARD) and not self._differs(before, target):
+            return before
         held = target.held or self._store.hold(self._session, target.manifest)
         goal = target.of.commit if target.of is not None else ""
         landed = " ".join(target.taken_back) if kind is RowKind.FORK else ""
         write_json(
             self._journey,
             JourneyRecord(
-                kind=kind.value, target=held.commit, origin=before.commit, label=label, goal=goal, landed=landed
+                kind=kind.value,
+                target=held.commit,
+                origin=before.commit,
+                label=label,
+                goal=goal,
+                landed=landed,
+                git=target.git,
             ),
         )
         return self._arrive(before.manifest)
+
+    def _differs(self, now: Checkpoint, target: Target) -> bool:
+        """Whether anything has to be done to get from what is there `now` to a target."""
+        plan = make_plan(now.manifest.entries, target.manifest.entries, keep_omitted=True)
+        is_git_equal = target.git is None or target.git == self._mounting.git_beside(now)
+        return bool(plan.delete or plan.create or plan.adjust or plan.touched) or not is_git_equal
 
     @property
     def is_under_way(self) -> bool:
@@ -273,8 +294,8 @@ class Timeline:
         journey = read_json(self._journey, JourneyRecord)
         kind = RowKind(journey.kind)
         target = self._store.get(journey.target).manifest
-        if kind is RowKind.DISCARD:
-            self._mounting.empty_git_overlay()
+        if journey.git is not None:
+            self._mounting.restore_git(journey.git)
         restored = self._mounting.restore_upper(target, current=current)
         self._mounting.note_replaced(target, is_empty=kind is RowKind.DISCARD)
         arrived = self._store.latest(self._session)

@@ -516,7 +516,8 @@ class Workspace:
         self._complete_overlay()
         now = self._mounting.take(None, "before a discard", offline=True, purpose=Purpose(RowKind.BEFORE))
         changes = self._compare(now)
-        rest = self.timeline.go(RowKind.DISCARD, Target(self._mounting.nothing()), now, "discarded")
+        nothing = Target(self._mounting.nothing(), git="" if self._mounting.git_beside(now) is not None else None)
+        rest = self.timeline.go(RowKind.DISCARD, nothing, now, "discarded")
         return Discarded(len(changes.shown), now.commit, ended, self._compare(rest))
 
     # Travelling

@@ -158,7 +158,8 @@ class CheckpointStore:
 
         The same tree as the last one makes no new commit: the checkpoint then has the last one's. Raises OptionsError for
         an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt,
-        checkpoint_raced where another process took one of this session meanwhile, and checkpoint_failed where it can't be written, with all as it was before.
+        checkpoint_raced where another process took one of this session meanwhile, and checkpoint_failed where it can't be
+        written, with all as it was before.
         """
 
         def scanned(rows: Sequence[Row], pack: PackWriter) -> Manifest:
