@@ -56,7 +56,7 @@ def test_what_was_done_since_a_rewind_is_kept_by_redo(worked: Worked) -> None:
     worked.rewind("start")
     with worked.mounted() as merged:
         (merged / "two").write_text("2")
-    said = worked.redo()
+    said = worked.redo().journey
     assert (said.removed, said.restored) == ((b"two",), (b"one",))
     worked.rewind(said.before)
     assert {b"two"} == worked.told().keys()
@@ -120,7 +120,7 @@ def test_what_a_person_changed_after_a_commit_stays_and_is_said(worked: Worked, 
     workspace = tmp_path / "w"
     (workspace / "README").write_text("a person's")
     (workspace / "fresh" / "theirs").write_text("theirs")
-    said = worked.rewind("start")
+    said = worked.rewind("start").journey
     assert said.left == (b"README", b"fresh")
     view = worked.view()
     assert view[b"README"].content == b"a person's"

@@ -103,7 +103,7 @@ def test_what_commands_did_to_the_repository_comes_back_but_not_over_one_that_mo
     rewind(bench, "start")
     assert bench.sh("git log --format=%s").split() == [b"first"]
     said = rewind(bench, "committed")
-    assert not said.without_repository
+    assert not said.journey.without_repository
     assert bench.sh("git log --format=%s; git status --short").split() == [b"agent", b"first"]
     rewind(bench, "start")
     git = git_in(repo)
@@ -111,7 +111,7 @@ def test_what_commands_did_to_the_repository_comes_back_but_not_over_one_that_mo
     git("add", "-A")
     git("commit", "-q", "-m", "person")
     said = rewind(bench, "committed")
-    assert said.without_repository
+    assert said.journey.without_repository
     assert bench.sh("git log --format=%s; cat f").split() == [b"person", b"first", b"agent"]
 
 

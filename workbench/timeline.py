@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.checkpoints.history import Purpose, RowKind
@@ -72,6 +72,20 @@ class Preview:
     target: Target
 
 
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """What a rewind or a redo did: `removed` went, `restored` is what it was.
+
+    `before` is the id of the checkpoint of what was there. `left` and `without_repository` as in `Target`.
+    """
+
+    before: str
+    removed: tuple[bytes, ...]
+    restored: tuple[bytes, ...]
+    left: tuple[bytes, ...]
+    without_repository: bool
+
+
 class Timeline:
     """The checkpoints of one overlay, those of the sessions it was forked from among them."""
 
@@ -110,7 +124,10 @@ class Timeline:
                 with contextlib.suppress(CheckpointError):
                     origin = self._store.get(own[0].purpose.origin)
                     session = origin.session
-                    until = max(each.number for each in self._store.all(session) if each.commit == origin.commit)
+                    until = max(
+                        (each.number for each in self._store.all(session) if each.commit == origin.commit),
+                        default=origin.number,
+                    )
         return found
 
     def log(self, *, most: int = 0, with_forks: bool = False) -> list[LogEntry]:
@@ -186,11 +203,13 @@ class Timeline:
         held = checkpoint if rest is recorded else None
         return Target(rest, checkpoint, held, git, tuple(landed), tuple(sorted(set(left))), without)
 
-    def part(self, now: Checkpoint, target: Target, named: Iterable[bytes]) -> Target:
-        """What is there `now`, but at and below the paths `named` what `target` shows there.
+    def part(self, now: Checkpoint, target: Target, named: Sequence[bytes]) -> Target:
+        """What is there `now`, but at and below the paths `named` what `target` shows there; all of it without any.
 
         Raises CheckpointError (checkpoint_failed) where something is in the way, OptionsError for an impossible path.
         """
+        if not named:
+            return target
         manifest = now.manifest
         lower = LowerView(self._directory, self._names)
         for name in named:
@@ -204,9 +223,10 @@ class Timeline:
             manifest = replace(manifest, entries=entries, bases=_kept_bases(entries, bases))
         return replace(target, manifest=manifest, held=None, git=None)
 
-    def preview(self, now: Manifest, target: Target) -> Preview:
-        """What a journey from `now` to a target would change. Raises OSError, CheckpointError (store_corrupt)."""
-        old, new = self.view(now), self.view(target.manifest)
+    def preview(self, now: Manifest, target: Target, *, reads: bool = True) -> Preview:
+        """What a journey from `now` to a target would change; `reads` as of `View`. Raises OSError, CheckpointError
+        (store_corrupt)."""
+        old, new = (View(each, self._lower, self._store, reads=reads) for each in (now, target.manifest))
         return Preview(between(old, new), old, new, target)
 
     def view(self, manifest: Manifest) -> View:
@@ -246,6 +266,24 @@ class Timeline:
             error = corrupt(f"the contents of {named} are missing, so nothing was touched")
             error.hint = "Restore the rest by itself (`workbench rewind ID --path PATH`), or another checkpoint."
             raise error
+
+    def travel(self, kind: RowKind, checkpoint: Checkpoint, only: Sequence[bytes], label: str) -> Journey:
+        """Keep what is there, and make it what it was at a checkpoint; of that `only` some paths, where there are any.
+
+        As `go`. Raises as it and `part`.
+        """
+        purpose = Purpose(RowKind.BEFORE)
+        before = self._mounting.take(None, f"before a {kind.value}", offline=True, purpose=purpose)
+        target = self.part(before, self.target(checkpoint), only)
+        changes = self.preview(before.manifest, target, reads=False).changes
+        self.go(kind, target, before, label)
+        return Journey(
+            before.message_id,
+            tuple(change.path for change in changes if change.new is None),
+            tuple(change.path for change in changes if change.new is not None),
+            target.left,
+            target.without_repository,
+        )
 
     def go(self, kind: RowKind, target: Target, before: Checkpoint, label: str) -> Checkpoint:
         """Make the upper layer what a target says; the overlay's lock is held, and nothing is mounted.

@@ -33,7 +33,7 @@ from workbench.review.remaining import remaining
 from workbench.review.shown import ShownDigests
 from workbench.sandbox.client import KeeperClient
 from workbench.state import StateDirectory, WorkspaceDirectory
-from workbench.timeline import Preview, Target, Timeline
+from workbench.timeline import Journey, Preview, Target, Timeline
 from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay import Overlay
@@ -95,18 +95,10 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Travelled:
-    """What a rewind or a redo did: `removed` went, `restored` is what it was.
+    """A rewind or a redo that was done, and how many processes it ended."""
 
-    `before` is the id of the checkpoint of what was there. `left` stays as a person made it after a commit, and
-    `without_repository` says that what commands did to the real repository's `.git` stays away, since that moved on.
-    """
-
-    before: str
-    removed: tuple[bytes, ...]
-    restored: tuple[bytes, ...]
+    journey: Journey
     ended_processes: int
-    left: tuple[bytes, ...] = ()
-    without_repository: bool = False
 
 
 def _silent(_: str) -> None:
@@ -554,40 +546,23 @@ class Workspace:
         self, kind: RowKind, checkpoint: Checkpoint, only: Sequence[bytes], label: str, *, force: bool
     ) -> Travelled:
         # Before anything ends: whether one can get there at all.
-        await to_thread.run_sync(lambda: self.timeline.require(Target(checkpoint.manifest)))
+        if not only:
+            await to_thread.run_sync(lambda: self.timeline.require(Target(checkpoint.manifest)))
         ended = await self.stop(force=force, reason="rewind")
 
-        def travel() -> Travelled:
-            self._complete_overlay()
-            before = self._mounting.take(None, f"before a {kind.value}", offline=True, purpose=Purpose(RowKind.BEFORE))
-            target = self._target(checkpoint, only, before)
-            preview = self.timeline.preview(before.manifest, target)
-            self.timeline.go(kind, target, before, label)
-            return Travelled(
-                before.message_id,
-                tuple(change.path for change in preview.changes if change.new is None),
-                tuple(change.path for change in preview.changes if change.new is not None),
-                ended,
-                target.left,
-                target.without_repository,
-            )
-
         async with self._offline(timeout=_LOCK_TIMEOUT_S):
-            return await to_thread.run_sync(travel)
-
-    def _target(self, checkpoint: Checkpoint, only: Sequence[bytes], now: Checkpoint) -> Target:
-        target = self.timeline.target(checkpoint)
-        return self.timeline.part(now, target, only) if only else target
+            await to_thread.run_sync(self._complete_overlay)
+            journey = await to_thread.run_sync(self.timeline.travel, kind, checkpoint, only, label)
+        return Travelled(journey, ended)
 
     async def preview(self, message_id: str, *, step: int = 0, only: Sequence[bytes] = ()) -> Preview:
         """What `rewind` would change in the overlay; nothing is changed. Raises as `rewind`."""
         checkpoint = await to_thread.run_sync(self.timeline.find, message_id, step)
         now = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP)
 
-        def look() -> Preview:
-            return self.timeline.preview(now.manifest, self._target(checkpoint, only, now))
-
-        return await to_thread.run_sync(look)
+        return await to_thread.run_sync(
+            lambda: self.timeline.preview(now.manifest, self.timeline.part(now, self.timeline.target(checkpoint), only))
+        )
 
     async def difference(self, old: str, new: str | None = None) -> Preview:
         """What changed from one checkpoint to another, or to what is there now. Raises as `rewind`."""
@@ -597,18 +572,19 @@ class Workspace:
         else:
             after = await to_thread.run_sync(self.timeline.find, new)
 
-        def look() -> Preview:
-            return self.timeline.preview(self.timeline.target(before).manifest, self.timeline.target(after))
-
-        return await to_thread.run_sync(look)
+        return await to_thread.run_sync(
+            lambda: self.timeline.preview(self.timeline.target(before).manifest, self.timeline.target(after))
+        )
 
     def keep_small(self, policy: Retention | None = None) -> None:
-        """Drop what the session's checkpoints have beyond their retention, and put the rest together.
+        """Drop what the session's checkpoints have beyond their retention, and put the rest of the store together.
+
+        What `redo` goes back to and what was shown and may yet land stay.
 
         Raises CheckpointError, OSError.
         """
-        points = [point.commit for point in self.timeline.redo_points()]
-        upkeep.retain(self._store, self.session, policy or Retention(), points)
+        needed = [point.commit for point in self.timeline.redo_points()] + self.shown.checkpoints()
+        upkeep.retain(self._store, self.session, policy or Retention(), needed)
         upkeep.collect(self._store)
 
     def keep_small_if_grown(self) -> None:

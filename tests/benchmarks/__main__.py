@@ -199,11 +199,19 @@ def inside() -> Iterator[Row]:
             yield Row(f"{name}, 5,000 files, in the sandbox", ours, "the same outside", theirs)
 
 
+def checkpoints() -> Iterator[Row]:
+    """Checkpoints and rewinds."""
+    from tests.benchmarks.checkpoints import checkpoints as measured
+
+    return measured()
+
+
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "warm": warm,
     "cold": cold,
     "open": open_session,
     "inside": inside,
+    "checkpoints": checkpoints,
 }
 
 

@@ -12,26 +12,26 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import io
 import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 from workbench.checkpoints import files, manifest_format, objects, side_store, tree
 from workbench.checkpoints.bases import take_bases
+from workbench.checkpoints.chain import add_commit, automatic_id, follow, last_scanned, raced
+from workbench.checkpoints.contents import StoredContents
 from workbench.checkpoints.guard import Guard
 from workbench.checkpoints.history import SCHEMA, History, Purpose, Row, RowKind, row_of, trailers_of
 from workbench.checkpoints.history import sessions as history_sessions
 from workbench.checkpoints.manifest import Manifest
+from workbench.checkpoints.moved import MovedCommits
 from workbench.checkpoints.pack_writer import PackWriter
-from workbench.checkpoints.packs import Packs
 from workbench.checkpoints.scan import Budget, Sink, scan
 from workbench.checkpoints.side_store import SideStore
 from workbench.checkpoints.system import boot_id, failing
@@ -41,7 +41,6 @@ from workbench.vfs.upper import LocalUpper
 
 _MAX_MESSAGE = 256
 _CACHED_MANIFESTS = 4
-_MOVED = "moved"
 _ID = re.compile(r"[0-9a-f]{40}\Z")
 
 _DIRECTORIES = ("objects/pack", "objects/info", "refs/heads", "info", "sessions", "big")
@@ -92,7 +91,7 @@ class Checkpoint:
         return self._read_manifest()
 
 
-class CheckpointStore:
+class CheckpointStore(StoredContents):
     """Takes checkpoints and reads them back. One thread at a time may use it; any number of processes one directory.
 
     A context manager that closes it.
@@ -103,11 +102,8 @@ class CheckpointStore:
 
         Raises CheckpointError (checkpoint_failed) where that can't be done.
         """
-        self.directory = os.fspath(directory)
-        self.pack_directory = os.path.join(self.directory, "objects", "pack")
-        self._packs = Packs(self.pack_directory)
-        self.big_directory = os.path.join(self.directory, "big")
-        self._side = SideStore(self.big_directory)
+        super().__init__(os.fspath(directory))
+        self._moved = MovedCommits(self.directory)
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
         self._histories: dict[str, History] = {}
         self._guard = Guard(os.path.join(self.directory, "guard"))
@@ -163,7 +159,7 @@ class CheckpointStore:
         """
 
         def scanned(rows: Sequence[Row], pack: PackWriter) -> Manifest:
-            last = _last_scanned(rows)
+            last = last_scanned(rows)
             known = self._manifest(last) if previous is None and last is not None else previous
             sink = _Contents(pack, self._side, self)
             boot, scanned_ns = boot_id(), 0 if mapped else self._clock(upper)
@@ -197,7 +193,7 @@ class CheckpointStore:
         with failing("The checkpoint couldn't be taken"), self._adding(), self._pack() as pack:
             tree_id = tree.build(manifest, pack.add)
             row = self._row(None, "held", "", "", Purpose(), manifest)
-            row = self._add_commit(pack, row, session, tree_id, "", "", [])
+            row = add_commit(pack, row, session, tree_id)
             pack.publish()
             self._packs.refresh()
             with self._lock():
@@ -249,7 +245,7 @@ class CheckpointStore:
 
     def latest(self, session: str) -> Checkpoint | None:
         """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
-        last = _last_scanned(self._history(session).rows())
+        last = last_scanned(self._history(session).rows())
         return self._checkpoint(session, last) if last is not None else None
 
     def all(self, session: str) -> Sequence[Checkpoint]:
@@ -301,33 +297,7 @@ class CheckpointStore:
 
     def called_now(self, commit: str) -> str:
         """The id of a commit that had another one before its session was rewritten; any other's is its own."""
-        return self._moved().get(commit, commit)
-
-    def has(self, blob: str) -> bool:
-        """Whether a manifest's blob is there. Raises OSError."""
-        if blob.startswith(side_store.PREFIX):
-            return self._side.has(blob)
-        return bytes.fromhex(blob) in self._packs
-
-    def read(self, blob: str) -> bytes:
-        """A manifest's blob, whole. Raises CheckpointError (store_corrupt) where it's missing or damaged, OSError."""
-        if blob.startswith(side_store.PREFIX):
-            with self._side.open(blob) as file:
-                return file.read()
-        return self._object(bytes.fromhex(blob), objects.BLOB)
-
-    def open(self, blob: str) -> BinaryIO:
-        """A manifest's blob as a stream; a big file isn't read into memory. Raises as `read`."""
-        if blob.startswith(side_store.PREFIX):
-            return self._side.open(blob)
-        return io.BytesIO(self.read(blob))
-
-    def check(self, blob: str) -> None:
-        """Compare a manifest's blob with its id. Raises as `read`."""
-        if blob.startswith(side_store.PREFIX):
-            self._side.check(blob)
-        else:
-            self._object(bytes.fromhex(blob), objects.BLOB)
+        return self._moved.now(commit)
 
     def trailers(self, checkpoint: Checkpoint) -> dict[str, object]:
         """The trailers of a checkpoint, those of a line without a commit of its own, too."""
@@ -335,11 +305,6 @@ class CheckpointStore:
             if row.number == checkpoint.number:
                 return trailers_of(row, checkpoint.session, "", [])
         raise objects.corrupt(f"the checkpoint {checkpoint.message_id} is gone")
-
-    def size(self, blob: str) -> int:
-        """A blob's length in bytes. Raises as `read`."""
-        with self.open(blob) as file:
-            return file.seek(0, os.SEEK_END)
 
     def _create(self) -> None:
         for name in _DIRECTORIES:
@@ -388,7 +353,7 @@ class CheckpointStore:
                         if (changed := change(manifest)) is not manifest:
                             tree_id = tree.build(changed, pack.add)
                     old = row.commit
-                    row = self._follow(pack, dataclasses.replace(row), session, tree_id, kept, last_tree)
+                    row = follow(pack, dataclasses.replace(row), session, tree_id, kept, last_tree)
                     last_tree = tree_id
                     kept.append(row)
                     if row.commit != old:
@@ -397,8 +362,8 @@ class CheckpointStore:
                 self._packs.refresh()
             with self._lock():
                 if history.rows() != rows:
-                    raise _raced()
-                self._note_moved(moved)
+                    raise raced()
+                self._moved.note(moved)
                 history.replace(kept)
         self._manifests.clear()
         return len(rows) - len(kept)
@@ -418,7 +383,7 @@ class CheckpointStore:
                         _copy(blob, source, sink)
                     tree_id = tree.build(manifest, pack.add)
                     row = row_of(checkpoint.commit, None, source.trailers(checkpoint))
-                    row = self._follow(pack, row, session, tree_id, rows, last_tree)
+                    row = follow(pack, row, session, tree_id, rows, last_tree)
                     last_tree = tree_id
                     rows.append(row)
                     moved[checkpoint.commit] = row.commit
@@ -426,7 +391,7 @@ class CheckpointStore:
                 self._packs.refresh()
             if rows:
                 with self._lock():
-                    self._note_moved({old: new for old, new in moved.items() if old != new})
+                    self._moved.note({old: new for old, new in moved.items() if old != new})
                     self._history(session).replace(rows)
 
     def forget(self, session: str) -> None:
@@ -474,14 +439,14 @@ class CheckpointStore:
                 manifest = read(rows, pack)
                 tree_id = tree.build(manifest, pack.add)
                 last = rows[-1] if rows else None
-                row = self._row(last, message_id or _automatic_id(rows), label, tool_call, purpose, manifest)
+                row = self._row(last, message_id or automatic_id(rows), label, tool_call, purpose, manifest)
                 last_tree = objects.decode_commit(self._commit(bytes.fromhex(last.commit)))[0] if last else b""
-                row = self._follow(pack, row, session, tree_id, rows, last_tree)
+                row = follow(pack, row, session, tree_id, rows, last_tree)
                 pack.publish()
                 self._packs.refresh()
             with self._lock():
                 if history.rows()[-1:] != rows[-1:]:
-                    raise _raced()
+                    raise raced()
                 history.append(row)
         self._remember(row.commit, manifest)
         return self._checkpoint(session, row)
@@ -501,57 +466,6 @@ class CheckpointStore:
             scanned_ns=manifest.scanned_ns,
             **dataclasses.asdict(purpose),
         )
-
-    def _follow(
-        self, pack: PackWriter, row: Row, session: str, tree_id: bytes, rows: Sequence[Row], last_tree: bytes
-    ) -> Row:
-        """The line after `rows`, the last of which has the tree `last_tree`, with its commit: the same one's where that's
-        its tree."""
-        last = rows[-1] if rows else None
-        if last is not None and tree_id == last_tree:
-            return dataclasses.replace(row, commit=last.commit, parent=last.parent)
-        # Lines since the last commit that have none of their own.
-        also = [each for before, each in pairwise(rows) if last and before.commit == each.commit == last.commit]
-        return self._add_commit(
-            pack, row, session, tree_id, last.commit if last else "", last.message if last else "", also
-        )
-
-    def _add_commit(
-        self,
-        pack: PackWriter,
-        row: Row,
-        session: str,
-        tree_id: bytes,
-        parent: str,
-        parent_message: str,
-        also: Sequence[Row],
-    ) -> Row:
-        """Add the commit of a new line; `also` are those before that have none. Returns the line with its commit in it."""
-        trailers = trailers_of(row, session, parent_message, also)
-        subject = f"{row.message}: {row.label}" if row.label else row.message
-        seconds = row.created_ns // 1_000_000_000
-        data = objects.encode_commit(tree_id, bytes.fromhex(parent) or None, seconds, subject, trailers)
-        return dataclasses.replace(row, commit=pack.add(objects.COMMIT, data).hex(), parent=parent)
-
-    # What was rewritten
-
-    def _moved(self) -> Mapping[str, str]:
-        """By the id that a rewritten commit had, the one that it has now."""
-        try:
-            with open(os.path.join(self.directory, _MOVED), encoding="ascii", errors="replace") as file:
-                pairs = [line.split() for line in file]
-        except FileNotFoundError:
-            return {}
-        moved: dict[str, str] = {}
-        for old, new in (pair for pair in reversed(pairs) if len(pair) == 2):
-            moved[old] = moved.get(new, new)
-        return moved
-
-    def _note_moved(self, moved: Mapping[str, str]) -> None:
-        known = dict(self._moved())
-        known = {old: moved.get(new, new) for old, new in known.items()} | dict(moved)
-        content = "".join(f"{old} {new}\n" for old, new in known.items())
-        files.replace(os.path.join(self.directory, _MOVED), content.encode("ascii"))
 
     # Reading
 
@@ -578,10 +492,10 @@ class CheckpointStore:
         manifest = self._manifests.get(row.commit)
         if manifest is None:
             tree_id, _, _ = objects.decode_commit(self._commit(bytes.fromhex(row.commit)))
-            found = objects.decode_tree(self._object(tree_id, objects.TREE)).get(tree.MANIFEST)
+            found = objects.decode_tree(self.object(tree_id, objects.TREE)).get(tree.MANIFEST)
             if found is None:
                 raise objects.corrupt(f"the checkpoint {row.commit} has no manifest")
-            manifest = manifest_format.from_bytes(self._object(found[1], objects.BLOB))
+            manifest = manifest_format.from_bytes(self.object(found[1], objects.BLOB))
             self._remember(row.commit, manifest)
         return dataclasses.replace(manifest, boot_id=row.boot_id, scanned_ns=row.scanned_ns)
 
@@ -592,19 +506,7 @@ class CheckpointStore:
             self._manifests.popitem(last=False)
 
     def _commit(self, oid: bytes) -> bytes:
-        return self._object(oid, objects.COMMIT)
-
-    def _object(self, oid: bytes, kind: int) -> bytes:
-        """An object that something in the store, or a manifest, says is there."""
-        try:
-            found, data = self._packs.read(oid)
-        except CheckpointError as error:
-            if error.code != "checkpoint_not_found":
-                raise
-            raise objects.corrupt(f"the object {oid.hex()} is missing") from error
-        if found != kind:
-            raise objects.corrupt(f"the object {oid.hex()} is of another kind")
-        return data
+        return self.object(oid, objects.COMMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -638,25 +540,3 @@ def _copy(blob: str, source: CheckpointStore, sink: Sink) -> None:
             sink.big(file.fileno())
     else:
         sink.blob(source.read(blob))
-
-
-def _last_scanned(rows: Sequence[Row]) -> Row | None:
-    """The last line that was made by a scan: one that was only named since may be of something older."""
-    return next((row for row in reversed(rows) if row.kind != RowKind.COMMAND), rows[-1] if rows else None)
-
-
-def _automatic_id(rows: Sequence[Row]) -> str:
-    """`@` and the number that the next line gets, unless somebody has chosen that for an id of theirs."""
-    found = f"@{rows[-1].number + 1 if rows else 1}"
-    taken = {row.message for row in rows}
-    while found in taken:
-        found += "+"
-    return found
-
-
-def _raced() -> CheckpointError:
-    return CheckpointError(
-        "Another process took a checkpoint of this session meanwhile.",
-        code="checkpoint_raced",
-        hint="Take this one again.",
-    )

@@ -32,8 +32,7 @@ class Retention:
     """How much of one session's checkpoints to keep.
 
     `count` is of those that a listing shows, `days` their age, `size` the bytes of all contents that they alone hold,
-    uncompressed. What is newest stays first; steps of a message go before messages. The last checkpoint, and those that
-    `redo` goes back to, always stay.
+    uncompressed. What is newest stays first; steps of a message go before messages. The last checkpoint always stays.
     """
 
     count: int = 1000
@@ -41,10 +40,13 @@ class Retention:
     size: int = 8 << 30
 
 
-def retain(store: CheckpointStore, session: str, policy: Retention, redo_points: Iterable[str] = ()) -> int:
-    """Drop what a session has beyond its retention; how many checkpoints went. Raises CheckpointError, OSError."""
+def retain(store: CheckpointStore, session: str, policy: Retention, needed: Iterable[str] = ()) -> int:
+    """Drop what a session has beyond its retention, but for the commits `needed`; how many checkpoints went.
+
+    Raises CheckpointError, OSError.
+    """
     checkpoints = store.list(session)
-    points = {store.called_now(commit) for commit in redo_points}
+    points = {store.called_now(commit) for commit in needed}
     oldest_ns = time.time_ns() - int(policy.days * _DAY_NS)
     kept: set[int] = set()
     seen: set[str] = set()
@@ -59,8 +61,8 @@ def retain(store: CheckpointStore, session: str, policy: Retention, redo_points:
         ),
     )
     for checkpoint in order:
-        needed = checkpoint.commit in points or checkpoint is checkpoints[0]
-        if not needed and (
+        stays = checkpoint.commit in points or checkpoint is checkpoints[0]
+        if not stays and (
             len(kept) >= policy.count
             or size > policy.size
             or checkpoint.created_at < oldest_ns
@@ -69,7 +71,7 @@ def retain(store: CheckpointStore, session: str, policy: Retention, redo_points:
             continue
         added = {entry.blob: entry.size for entry in checkpoint.manifest.entries.values() if entry.blob}
         size += sum(added[blob] for blob in added.keys() - seen)
-        if needed or size <= policy.size:
+        if stays or size <= policy.size:
             seen |= added.keys()
             kept.add(checkpoint.number)
     oldest = min(kept, default=0)
@@ -146,18 +148,19 @@ def collect(store: CheckpointStore) -> Collected:
     store_corrupt where something that is needed is missing. OSError.
     """
     with failing("The checkpoint store couldn't be packed together"):
-        old, before = _packs(store), _size(store)
+        old, before = _packs(store), disk_bytes(store)
         _require_room(store, old)
         tips = store.tips()
         made = {_pack(store, tips, ())} if tips else set()
+        big = _Big(store)
         with store.alone():
             now = store.tips()
             if now != tips:
                 # What was added since may rely on what only an old pack has.
                 made.add(_pack(store, now, tips))
             _remove_packs(store, old - made)
-            _remove_big(store)
-        return Collected(before, _size(store))
+            big.remove_unneeded()
+        return Collected(before, disk_bytes(store))
 
 
 def _pack(store: CheckpointStore, wanted: frozenset[str], known: Iterable[str]) -> str:
@@ -194,27 +197,40 @@ def _remove_packs(store: CheckpointStore, names: Iterable[str]) -> None:
                 os.unlink(path)
 
 
-def _remove_big(store: CheckpointStore) -> None:
-    names = {name for name in os.listdir(store.big_directory) if not name.startswith(files.PREFIX)}
-    if not names:
-        return
-    needed: set[str] = set()
-    for manifest in _manifests(store):
-        needed |= {entry.blob.removeprefix(side_store.PREFIX) for entry in manifest.entries.values()}
-    for name in names - needed:
-        os.unlink(os.path.join(store.big_directory, name))
+class _Big:
+    """The big files of a store, and which of them its checkpoints need: looked at beside others who add."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._known: set[str] = set()
+        self._unneeded = {name for name in os.listdir(store.big_directory) if not name.startswith(files.PREFIX)}
+        self._look()
+
+    def remove_unneeded(self) -> None:
+        """Remove what nobody needs, also of the checkpoints that were added since; needs the store alone."""
+        self._look()
+        for name in self._unneeded:
+            os.unlink(os.path.join(self._store.big_directory, name))
+
+    def _look(self) -> None:
+        if self._unneeded:
+            for checkpoint in _commits(self._store):
+                if checkpoint.commit not in self._known:
+                    self._known.add(checkpoint.commit)
+                    blobs = (entry.blob for entry in checkpoint.manifest.entries.values())
+                    self._unneeded -= {blob.removeprefix(side_store.PREFIX) for blob in blobs}
 
 
-def _manifests(store: CheckpointStore) -> Iterable[Manifest]:
+def _commits(store: CheckpointStore) -> Iterable[Checkpoint]:
     for session in store.sessions():
-        for checkpoint in {each.commit: each for each in store.all(session)}.values():
-            yield checkpoint.manifest
+        yield from {each.commit: each for each in store.all(session)}.values()
         held = store.held(session)
         if held is not None:
-            yield held.manifest
+            yield held
 
 
-def _size(store: CheckpointStore) -> int:
+def disk_bytes(store: CheckpointStore) -> int:
+    """What the contents of all checkpoints take on the disk. Raises OSError."""
     total = 0
     for place in (store.pack_directory, store.big_directory):
         for name in os.listdir(place):

@@ -20,6 +20,7 @@ from workbench.cli.options import (
     QuietOption,
     SessionOption,
     WorkspaceOption,
+    keep_small,
     run,
 )
 from workbench.cli.report import exec_report, failed_exec_report
@@ -187,6 +188,7 @@ def stop(
 async def _stop(context: Context) -> None:
     async with context.open() as workspace:
         ended = await workspace.stop(force=True)
+        keep_small(workspace)
     if not context.quiet:
         output.say(f"stopped{_ended(ended)}")
 

@@ -88,6 +88,14 @@ def run(function: Callable[..., Any], *args: Any, context: Context) -> Any:
         return anyio.run(partial(function, *args))
 
 
+def keep_small(workspace: Workspace) -> None:
+    """Put the checkpoints together where there are many; what went wrong with that is said, and no more than that."""
+    try:
+        workspace.keep_small_if_grown()
+    except WorkbenchError as error:
+        output.error(error, as_json=False)
+
+
 @contextmanager
 def failing(as_json: bool) -> Iterator[None]:
     """Turn an error of the workbench into its message, its hint and its exit code."""

@@ -118,13 +118,14 @@ def landed_report(committed: Committed, messages: Iterable[str]) -> LandedReport
 
 def rewind_report(travelled: Travelled) -> RewindReport:
     """The report of `workbench rewind` and `workbench redo`."""
+    journey = travelled.journey
     return RewindReport(
-        removed=_paths(travelled.removed),
-        restored=_paths(travelled.restored),
+        removed=_paths(journey.removed),
+        restored=_paths(journey.restored),
         ended_processes=travelled.ended_processes,
-        before=travelled.before,
-        left=_paths(travelled.left),
-        without_repository=travelled.without_repository,
+        before=journey.before,
+        left=_paths(journey.left),
+        without_repository=journey.without_repository,
     )
 
 

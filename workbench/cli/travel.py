@@ -298,12 +298,12 @@ def _say(context: Context, travelled: Travelled) -> None:
     if context.json:
         output.write_json(rewind_report(travelled))
         return
-    _say_left(context, travelled.left, travelled.without_repository)
+    _say_left(context, travelled.journey.left, travelled.journey.without_repository)
     if context.quiet:
         return
     if travelled.ended_processes:
         output.say(f"ended {output.count(travelled.ended_processes, 'process')} in the sandbox")
-    removed, restored = len(travelled.removed), len(travelled.restored)
+    removed, restored = len(travelled.journey.removed), len(travelled.journey.restored)
     if not removed and not restored:
         output.say("nothing had to change")
         return

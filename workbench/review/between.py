@@ -26,12 +26,14 @@ _LIKE_GIT = "0" * 40
 class View:
     """What an upper layer shows over the lower: a `Storage` by stat, open and readlink, and `Contents` by blob.
 
-    Contents of the lower's own files are found by the blob ids that `state` has given them.
+    Contents of the lower's own files are found by the blob ids that `state` has given them. With `reads` False it reads
+    none of them and gives none.
     """
 
     manifest: Manifest
     lower: LocalStorage
     store: Contents
+    reads: bool = True
     _revealed: dict[str, bytes] = field(default_factory=dict)
     _by_directory: dict[bytes, set[bytes]] | None = None
     _hides: Nearest[bool] = field(init=False)
@@ -60,7 +62,8 @@ class View:
         if found is None:
             return None
         stat = found.stat
-        blob = content_id(self.lower, path, found, like=_LIKE_GIT) if stat.kind in _CONTENT else ""
+        reads = self.reads and stat.kind in _CONTENT
+        blob = content_id(self.lower, path, found, like=_LIKE_GIT) if reads else ""
         if blob:
             self._revealed[blob] = path
         return State(stat.kind, stat.mode, stat.size if stat.kind in _CONTENT else 0, blob)
