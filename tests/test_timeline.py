@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ import pytest
 from tests.checkpoints.layers import fill
 from tests.trees import snapshot
 from tests.worked import Worked
+from workbench.checkpoints import upkeep
+from workbench.checkpoints.upkeep import Retention
 from workbench.errors import CheckpointError, OptionsError, OverlayError
+from workbench.workspace import Workspace
 
 
 @pytest.fixture
@@ -235,6 +239,40 @@ def test_a_checkpoint_id_stands_once_unless_replaced(worked: Worked) -> None:
     with pytest.raises(CheckpointError) as caught:
         worked.rewind("m", step=2)
     assert caught.value.code == "checkpoint_not_found"
+
+
+def test_many_checkpoints_are_put_together_and_what_is_needed_stays(worked: Worked) -> None:
+    with worked.mounted() as merged:
+        (merged / "kept").write_text("kept for redo")
+    worked.discard()
+    upper = Path(worked.overlay, "upper")
+    for number in range(upkeep.MANY_PACKS):
+        (upper / "file").write_text(f"{number}")
+        worked.checkpoint(f"m{number}")
+    digest = worked.review()
+    (upper / "file").write_text("later")
+    worked.checkpoint("last")
+
+    async def tidy(workspace: Workspace) -> int:
+        workspace.keep_small_if_grown()
+        packs = len(list(Path(workspace.store.pack_directory).glob("*.pack")))
+        workspace.keep_small(Retention(count=3))
+        return packs
+
+    assert worked.do(tidy) == 1
+    worked.commit(digest)
+    assert Path(os.fsdecode(worked.workspace), "file").read_text() == str(upkeep.MANY_PACKS - 1)
+    worked.redo()
+    assert worked.view()[b"kept"].content == b"kept for redo"
+
+
+def test_many_who_look_at_once_do_not_fail(worked: Worked) -> None:
+    """Whoever takes a checkpoint while another one of the session is taken, takes it again."""
+    upper = Path(worked.overlay, "upper")
+    (upper / "file").write_text("x")
+    with ThreadPoolExecutor(4) as threads:
+        told = [threads.submit(worked.told) for _ in range(8)]
+    assert [each.result() for each in told] == 8 * [{b"file": "added"}]
 
 
 def without_directory_times(view: dict[bytes, object]) -> dict[bytes, object]:
