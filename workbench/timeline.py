@@ -22,7 +22,7 @@ from workbench.checkpoints.objects import corrupt
 from workbench.checkpoints.plan import make_plan
 from workbench.checkpoints.stacking import LowerView, grafted, stacked
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
-from workbench.errors import CheckpointError, OptionsError
+from workbench.errors import CheckpointError
 from workbench.mounting import Mounting
 from workbench.protocol.records import JourneyRecord
 from workbench.review import repository
@@ -214,10 +214,6 @@ class Timeline:
         lower = LowerView(self._directory, self._names)
         for name in named:
             path = paths.join(*(part for part in name.split(b"/") if part not in (b"", b".")))
-            if b".." in path.split(b"/"):
-                raise OptionsError(
-                    f"'{paths.display(name)}' leads out of the workspace.", hint="Name paths relative to its root."
-                )
             entries = grafted(manifest.entries, target.manifest.entries, path, lower)
             bases = {**now.manifest.bases, **target.manifest.bases, **manifest.bases}
             manifest = replace(manifest, entries=entries, bases=_kept_bases(entries, bases))

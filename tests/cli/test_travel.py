@@ -27,10 +27,6 @@ def log(prompt: Prompt, *arguments: str) -> list[dict[str, object]]:
     return found
 
 
-def labels(prompt: Prompt) -> list[object]:
-    return [entry["label"] or entry["message_id"] for entry in log(prompt)]
-
-
 def test_a_person_goes_back_and_forth(prompt: Prompt) -> None:
     before = snapshot(prompt.workspace)
     assert b"workbench rewind start" in prompt("checkpoint", "start").stderr
@@ -48,7 +44,7 @@ def test_a_person_goes_back_and_forth(prompt: Prompt) -> None:
     dry = prompt("rewind", "start", "--dry-run").stdout
     assert b"--- a/new" in dry
     assert b"+# project" in dry
-    assert labels(prompt) == ["the second one", "start"]
+    assert [each["message_id"] for each in log(prompt) if each["kind"] == "message"] == ["second", "start"]
     said = json.loads(prompt("rewind", "start", "--json").stdout)
     assert [path["path"] for path in said["removed"]] == ["new"]
     assert [path["path"] for path in said["restored"]] == ["README.md", "empty"]
@@ -67,7 +63,7 @@ def test_one_path_goes_back_alone(prompt: Prompt) -> None:
     prompt("rewind", "start", "--path", "docs/guide.md")
     assert prompt("diff", "--name-status").stdout.splitlines() == [b"M\tREADME.md", b"D\tdocs/index.md"]
     failed = prompt("rewind", "start", "--path", "../x", code=2)
-    assert b"leads out" in failed.stderr
+    assert b"inside the workspace" in failed.stderr
 
 
 def test_a_command_that_changed_something_can_be_taken_back_by_its_number(prompt: Prompt) -> None:
