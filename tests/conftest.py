@@ -18,6 +18,7 @@ from workbench.sandbox import leftovers
 from workbench.sandbox.client import KeeperClient
 
 ROOT = Path(__file__).parent.parent
+IMAGES = ("workbench/base:1", "workbench/python:1")
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -25,19 +26,23 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def _engine_answers() -> bool:
-    return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
+def _missing() -> str:
+    """What of the engine isn't there, in a sentence; empty where everything is."""
+    for what, command in (
+        ("no container engine answers: sandbox_images/engine says what is missing", ["docker", "info"]),
+        ("the sandbox images aren't there: 'workbench images build' says why", ["docker", "inspect", *IMAGES]),
+    ):
+        try:
+            subprocess.run(command, capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return what
+    return ""
 
 
 @pytest.fixture(scope="session")
 def engine() -> None:
-    """A container engine; without one the test is skipped, in CI it fails."""
-    try:
-        answers = _engine_answers()
-    except FileNotFoundError:
-        answers = False
-    if not answers:
-        message = "no container engine answers: sandbox_images/engine says what is missing"
+    """A container engine with the sandbox images; without one the test is skipped, in CI it fails."""
+    if message := _missing():
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)

@@ -35,7 +35,8 @@ def docker_setup() -> list[str]:
 @pytest.fixture(scope="session")
 def neighbour(engine: None, request: pytest.FixtureRequest) -> int:
     """The port of a web server on the host's loopback."""
-    if shutil.which("docker-compose") is None and shutil.which("docker") is None:
+    command = request.getfixturevalue("docker_compose_command").split()
+    if shutil.which(command[0]) is None:
         pytest.skip("neither docker-compose nor docker's compose plugin is here")
     services = request.getfixturevalue("docker_services")
     services.wait_until_responsive(timeout=30, pause=0.1, check=_answers)

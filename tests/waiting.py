@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
+
+import anyio
 
 T = TypeVar("T")
 
@@ -20,3 +22,13 @@ def wait_until(state: Callable[[], T], what: str = "", *, seconds: float = 30.0)
             return answer
         assert time.monotonic() < deadline, f"after {seconds:g} seconds still not: {what or state}"
         time.sleep(_PAUSE_SECONDS)
+
+
+async def until(state: Callable[[], object], *, seconds: float = 30.0) -> None:
+    """As `wait_until`, for tests that are asynchronous; the state may be one to await. Raises TimeoutError."""
+    with anyio.fail_after(seconds):
+        while True:
+            answer = state()
+            if await answer if isinstance(answer, Awaitable) else answer:
+                return
+            await anyio.sleep(_PAUSE_SECONDS)

@@ -4,7 +4,7 @@
 
     WorkbenchError                    code · message · hint; system_error
     ├── OptionsError (ValueError)     invalid_options
-    ├── StateError                    state_forbidden · state_corrupt · disk_full
+    ├── StateError                    state_forbidden · state_corrupt · disk_full · confirmation_required
     ├── WorkspaceError                workspace_missing · workspace_unreadable · workspace_forbidden ·
     │                                 workspace_unsupported · workspace_replaced
     ├── OverlayError                  overlay_busy · layer_unsupported · overlay_mounted · session_exists

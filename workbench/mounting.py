@@ -107,8 +107,8 @@ class Mounting:
         if isinstance(lock, KeeperClient):
             return lock
         try:
-            await to_thread.run_sync(self._prepare, spec, report, before)
-            return await KeeperClient.start(self._overlay, spec, lock, report)
+            prepare = partial(to_thread.run_sync, self._prepare, spec, report, before)
+            return await KeeperClient.start(self._overlay, spec, lock, report, prepare)
         finally:
             lock.close()
 
@@ -421,12 +421,17 @@ class Mounting:
         """What is left of an upper without its part of the real repositories."""
         return repository.without_repositories(manifest, self._lower)
 
-    def lower_moved_on(self, path: bytes) -> bool:
-        """Whether the real workspace changed, anywhere along a path, since the overlay was mounted.
+    @property
+    def epoch(self) -> int:
+        """The time in ns from which a change of the real workspace may not be seen by what is mounted, 0 for any time."""
+        return epoch(self._overlay.record().mounts) or 0
+
+    def lower_moved_on(self, path: bytes, since: int | None = None) -> bool:
+        """Whether the real workspace changed, anywhere along a path, since the overlay was mounted, or `since` a time.
 
         The kernel doesn't promise what a mount shows of a lower that changes; what is older than the mount it shows.
         """
-        since = epoch(self._overlay.record().mounts) or 0
+        since = self.epoch if since is None else since
         names = paths.parts(path)
         for depth in range(len(names) + 1):
             try:
@@ -450,16 +455,7 @@ class Mounting:
 
     def unmount_leftovers(self) -> None:
         """Remove whatever a killed keeper left mounted; the lock is held. Raises SandboxError where it can't."""
-        record = self._overlay.record()
-        left = [mount for mount in record.mounts if mount.live]
-        for mount in left:
-            if mount.name:
-                leftovers.ensure_unmounted(mount)
-            else:
-                leftovers.ensure_none_mounted(self._overlay.path, self._state.id)
-        if left:
-            mounts = tuple(mount.model_copy(update={"live": False}) for mount in record.mounts)
-            self._overlay.save(record.model_copy(update={"mounts": mounts}))
+        leftovers.unmount(self._overlay, self._state.id)
 
 
 def _git_session(session: str) -> str:

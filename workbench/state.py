@@ -10,6 +10,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from workbench.errors import OverlayError, StateError, WorkspaceError
@@ -23,6 +24,22 @@ from workbench.warm import default_state_path, slug
 
 # What may stand in a mount option without a quote or an escape, on every kernel and engine.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+=-]+")
+
+_REMOVED = ".removed-"
+
+
+class Standing(StrEnum):
+    """Whether the real directory of a workspace is where it was.
+
+    `MISSING` may also mean that it was moved, `REPLACED` that another directory stands there, `LET_GO` that this was said
+    to be meant.
+    """
+
+    HERE = "here"
+    MISSING = "missing"
+    REPLACED = "replaced"
+    UNREACHABLE = "unreachable"
+    LET_GO = "let_go"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +82,28 @@ class StateDirectory:
 
     def workspaces(self) -> Iterator[WorkspaceDirectory]:
         """Every workspace of this state directory, in order of name; one whose record can't be read is left out."""
-        base = os.path.join(self.path, "workspaces")
-        for name in sorted(os.listdir(base)) if os.path.isdir(base) else ():
-            directory = os.path.join(base, name)
+        for directory in self.workspace_paths():
             with contextlib.suppress(FileNotFoundError, StateError):
-                yield WorkspaceDirectory(directory, read_json(_record_path(directory), WorkspaceRecord))
+                yield WorkspaceDirectory.read(directory)
+
+    def workspace_paths(self) -> list[str]:
+        """The directory of every workspace, sorted, whether its record can be read or not."""
+        base = os.path.join(self.path, "workspaces")
+        names = sorted(os.listdir(base)) if os.path.isdir(base) else []
+        return [os.path.join(base, name) for name in names]
+
+    def set_aside(self, path: str) -> str:
+        """Take something of this state directory out of use in one step, to be removed; returns where it is now.
+
+        Raises OSError.
+        """
+        aside = os.path.join(self.path, f"{_REMOVED}{secrets.token_hex(8)}")
+        os.rename(path, aside)
+        return aside
+
+    def half_removed(self) -> list[str]:
+        """What was set aside and not removed, sorted: that is being done at this moment, or was cut short."""
+        return sorted(os.path.join(self.path, name) for name in os.listdir(self.path) if name.startswith(_REMOVED))
 
     def workspace(self, root: bytes) -> WorkspaceDirectory:
         """The workspace of the real directory `root` (absolute, without symlinks), made where it's new.
@@ -139,7 +173,7 @@ class StateDirectory:
         for name in sorted(set(names)):
             directory = os.path.join(base, name)
             with contextlib.suppress(FileNotFoundError):
-                yield WorkspaceDirectory(directory, read_json(_record_path(directory), WorkspaceRecord))
+                yield WorkspaceDirectory.read(directory)
 
     def _create(self, record: WorkspaceRecord) -> WorkspaceDirectory:
         base = os.path.join(self.path, "workspaces", f"{slug(record.root_bytes)}-{_key(record)}")
@@ -182,6 +216,11 @@ class WorkspaceDirectory:
 
     path: str
     record: WorkspaceRecord
+
+    @classmethod
+    def read(cls, path: str) -> WorkspaceDirectory:
+        """The one at a path. Raises FileNotFoundError where it has no record, StateError (state_corrupt)."""
+        return cls(path, read_json(_record_path(path), WorkspaceRecord))
 
     @property
     def root(self) -> bytes:
@@ -240,6 +279,29 @@ class WorkspaceDirectory:
                 raise
             # Its record was lost while a sandbox runs over it, which can still be ended.
             return OverlayDirectory.open(path)
+
+    def standing(self) -> Standing:
+        """Whether the real directory is where it was."""
+        if not self.root:
+            return Standing.LET_GO
+        try:
+            fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return Standing.MISSING
+        except OSError:
+            return Standing.UNREACHABLE
+        try:
+            return Standing.HERE if same(self.record, identify(fd)) else Standing.REPLACED
+        finally:
+            os.close(fd)
+
+    def forget_path(self) -> None:
+        """Drop the link by which its path is found, where it's still this one's. Raises OSError."""
+        base, name = os.path.split(self.path)
+        by_path = _path_link(base, self.root)
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(by_path) == name:
+                os.unlink(by_path)
 
     def stands_elsewhere(self, record: WorkspaceRecord) -> bool:
         """Whether this workspace's own path still leads to it, and that isn't the directory of `record`.

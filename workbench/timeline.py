@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.checkpoints.history import Purpose, RowKind
+from workbench.checkpoints.journey import is_under_way, journey_path
 from workbench.checkpoints.manifest import Base, Entry, Manifest
 from workbench.checkpoints.objects import corrupt
 from workbench.checkpoints.plan import make_plan
@@ -39,7 +40,6 @@ from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import read_json, write_json
 from workbench.vfs.storage import Kind
 
-_JOURNEY = "journey.json"
 _MISSING_SHOWN = 3
 
 
@@ -104,7 +104,7 @@ class Timeline:
         self._lower = lower
         self._commits_dir = commits_dir
         self._session = session
-        self._journey = os.path.join(overlay.path, _JOURNEY)
+        self._journey = journey_path(overlay.path)
 
     # Looking back
 
@@ -317,7 +317,7 @@ class Timeline:
     @property
     def is_under_way(self) -> bool:
         """Whether a journey was begun and not ended."""
-        return os.path.exists(self._journey)
+        return is_under_way(self._overlay.path)
 
     def complete(self) -> None:
         """Bring a journey that a crash cut short to its end; the lock is held, nothing is mounted. Raises as `go`."""

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import re
+from typing import NamedTuple
 
 from workbench.review.pending import pending
 from workbench.vfs.changed_mark import clear_changed, is_marked_changed
@@ -20,6 +21,16 @@ SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SLUG_CHARACTERS = re.compile(r"[^A-Za-z0-9]+")
 _MOUNTED, _COUNTED = "mounted", "counted"
 _INDEX_CHECKSUM = 20
+
+
+class Before(NamedTuple):
+    """What an overlay held before a command: its signature, and the commit of a checkpoint of it, empty where there's none."""
+
+    signature: str = ""
+    checkpoint: str = ""
+
+
+NOTHING = Before()
 
 
 def default_state_path() -> str:

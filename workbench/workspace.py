@@ -7,8 +7,9 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from anyio import to_thread
 
@@ -32,11 +33,15 @@ from workbench.review.recovery import pending, recover
 from workbench.review.remaining import remaining
 from workbench.review.shown import ShownDigests
 from workbench.sandbox.client import KeeperClient
+from workbench.searching import GrepOptions, Searching
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.timeline import Journey, Preview, Target, Timeline
+from workbench.vfs import search
 from workbench.vfs.changed_mark import mark_changed
+from workbench.vfs.listing import Listed, listing
 from workbench.vfs.local import LocalStorage
-from workbench.vfs.overlay import Overlay
+from workbench.vfs.merged import MergedView
+from workbench.vfs.search import Matches, Paths, Tree
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import write_file
 from workbench.warm import SESSION_NAME
@@ -127,6 +132,7 @@ class Workspace:
         self._mounting = Mounting(state, directory, overlay, self._store, self._lower, options)
         self.timeline = Timeline(overlay, self._mounting, self._store, self._lower, directory.commits, session)
         """The session's checkpoints, for looking back; `rewind`, `redo` and `fork` go there."""
+        self._searching = Searching(overlay, self._lower, self._mounting)
         self.session = session
         self.shown = ShownDigests(overlay.path)
         self.recovered: tuple[str, ...] = ()
@@ -287,10 +293,42 @@ class Workspace:
             return await to_thread.run_sync(self._read, path)
 
     def _read(self, path: bytes) -> bytes:
+        with self._merged() as merged, merged.open(path) as stream:
+            return stream.read()
+
+    async def listing(self, path: bytes, *, everything: bool = False) -> tuple[list[Listed], bool]:
+        """As `vfs.listing.listing`, of the merged view; `path` is relative to the root.
+
+        Also whether a running sandbox may see it otherwise, since the real workspace changed under it. Raises OSError.
+        """
+
+        def look() -> tuple[list[Listed], bool]:
+            with self._merged() as merged:
+                found = listing(merged, path, everything=everything)
+            return found, self._overlay.is_locked() and self._mounting.lower_moved_on(path)
+
+        return await to_thread.run_sync(look)
+
+    @contextlib.contextmanager
+    def _merged(self) -> Iterator[MergedView]:
         with self._overlay.upper() as upper:
-            overlay = Overlay(self._lower, upper, scratch=os.fsencode(self._overlay.record().scratch))
-            with overlay.open(path) as stream:
-                return stream.read()
+            yield MergedView(self._lower, upper, scratch=os.fsencode(self._overlay.record().scratch))
+
+    async def grep(self, pattern: bytes, path: bytes = b"", **options: Unpack[GrepOptions]) -> Matches:
+        """The lines of the merged view that match, as `vfs.search.grep`; raises as it does, and as `read`.
+
+        Where ripgrep is there (in the warm sandbox; on the host where nothing is mounted) it sorts out beforehand the
+        files without any match.
+        """
+        return await self._searching.grep(pattern, path, **options)
+
+    async def glob(self, pattern: bytes, *, ignored: bool = False, limit: int = 1000) -> Paths:
+        """The paths of the merged view that fit a pattern, as `vfs.search.glob`; raises as it does, and as `read`."""
+        return await self._searching.look(partial(search.glob, pattern=pattern, ignored=ignored, limit=limit))
+
+    async def tree(self, path: bytes = b"", *, depth: int = 3, ignored: bool = False) -> Tree:
+        """What is below a directory of the merged view, as `vfs.search.tree`; raises as it does, and as `read`."""
+        return await self._searching.look(partial(search.tree, path=path, depth=depth, ignored=ignored))
 
     async def checkpoint(
         self,

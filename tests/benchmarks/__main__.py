@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import statistics
@@ -11,29 +12,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import anyio
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks.checkpoints import checkpoints
+from tests.benchmarks.rows import REPEATS, Row
+from tests.benchmarks.vfs import install_peers, vfs
 from tests.conftest import git_in
 from workbench import Command, Workspace
 from workbench.sandbox import images
 from workbench.sandbox.client import KeeperClient
-
-REPEATS = int(os.environ.get("WORKBENCH_REPEATS", "15"))
-
-
-class Row(NamedTuple):
-    what: str
-    ours_ms: float
-    against: str
-    theirs_ms: float
-
-    @property
-    def ratio(self) -> float:
-        return self.ours_ms / self.theirs_ms
 
 
 def paired(ours: Callable[[], object], theirs: Callable[[], object], repeats: int = REPEATS) -> tuple[float, float]:
@@ -199,9 +189,9 @@ def inside() -> Iterator[Row]:
             yield Row(f"{name}, 5,000 files, in the sandbox", ours, "the same outside", theirs)
 
 
-def checkpoints() -> Iterator[Row]:
-    """Checkpoints and rewinds."""
-    from tests.benchmarks.checkpoints import checkpoints as measured
+def travel() -> Iterator[Row]:
+    """Checkpoints and rewinds of a whole session."""
+    from tests.benchmarks.travel import travel as measured
 
     return measured()
 
@@ -211,17 +201,26 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "cold": cold,
     "open": open_session,
     "inside": inside,
+    "vfs": vfs,
     "checkpoints": checkpoints,
+    "travel": travel,
 }
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or list(MEASUREMENTS)
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Ratios, not times.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASUREMENTS))
+    parser.add_argument("--peers", action="store_true", help="install what the virtual filesystem is compared with")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(MEASUREMENTS):
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    if asked.peers:
+        install_peers()
     table = Table("WHAT", "MS", "AGAINST", "MS", "RATIO", box=None, pad_edge=False)
-    for name in wanted:
+    for name in asked.names or list(MEASUREMENTS):
         for row in MEASUREMENTS[name]():
-            table.add_row(row.what, f"{row.ours_ms:.1f}", row.against, f"{row.theirs_ms:.1f}", f"{row.ratio:.2f}")
-    Console(width=130).print(table)
+            table.add_row(*row.cells)
+    Console(width=160).print(table)
 
 
 if __name__ == "__main__":

@@ -1,191 +1,111 @@
-"""Checkpoints and rewinds, against a shadow repository over the whole workspace, as coding agents keep one, and a copy."""
+"""Checkpoints of an upper layer, against what git takes for the same."""
 
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import subprocess
-import zlib
+import statistics
+import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import anyio
+from tests.benchmarks.rows import REPEATS, Row
+from tests.conftest import git_in
+from workbench.checkpoints.store import CheckpointStore
+from workbench.vfs.local import LocalStorage
+from workbench.vfs.upper import LocalUpper
 
-from tests.benchmarks.__main__ import REPEATS, Row, make_repository, paired, run, scratch
-from workbench import Workspace
-from workbench.checkpoints import upkeep
-
-FILES = 100_000
-_STEPS = 300
-
-
-class Shadow:
-    """A bare repository of its own over a tree, with git's plumbing."""
-
-    def __init__(self, tree: Path, directory: Path) -> None:
-        self._environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": "/nonexistent",
-            "GIT_DIR": str(directory),
-            "GIT_WORK_TREE": str(tree),
-            "GIT_CONFIG_NOSYSTEM": "1",
-            **{f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-        }
-        self._tree = tree
-        run("git", "init", "-q", "--bare", str(directory))
-        self.git("config", "core.bare", "false")
-        self.git("config", "gc.auto", "0")
-
-    def git(self, *arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], env=self._environment, cwd=self._tree, check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    def commit(self) -> str:
-        self.git("add", "-A")
-        return self.git("commit-tree", "-m", "x", self.git("write-tree"))
-
-    def back_to(self, commit: str) -> None:
-        self.git("read-tree", "-u", "--reset", commit)
-
-
-def change(directory: Path, count: int, seed: int) -> None:
-    """Write so many files anew, in the places that `make_repository` has some."""
-    dice = random.Random(seed)
-    for number in range(count):
-        place = directory / f"d{number % 100}"
-        place.mkdir(exist_ok=True)
-        (place / f"f{number // 100}.py").write_text(f"value = {dice.random()}\n" * 20)
-
-
-class Session:
-    """An open workspace, used from one event loop: no process is started for a checkpoint or a rewind."""
-
-    def __init__(self, workspace: Workspace, call: Callable[..., object]) -> None:
-        self.workspace = workspace
-        self.upper = Path(workspace.overlay_path) / "upper"
-        self._call = call
-        self.checkpoint()
-
-    def checkpoint(self) -> str:
-        async def take() -> str:
-            return (await self.workspace.checkpoint()).message_id
-
-        return str(self._call(take))
-
-    def rewind(self, message: str) -> None:
-        async def go() -> None:
-            await self.workspace.rewind(message)
-
-        self._call(go)
-
-
-@contextmanager
-def session(repository: Path) -> Iterator[Session]:
-    with anyio.from_thread.start_blocking_portal() as portal:
-        workspace = Workspace.open(repository)
-        try:
-            yield Session(workspace, portal.call)
-        finally:
-            workspace.close()
+_FRESH, _WORKSPACE, _CHANGES = 20_000, 100_000, 10
 
 
 def checkpoints() -> Iterator[Row]:
-    """Taking checkpoints and going back to them in a big workspace."""
-    with scratch(10) as few:
-        many = few.parent / "many"
-        make_repository(many, FILES)
-        copy = few.parent / "copy"
-        run("cp", "-a", str(many), str(copy))
-        shutil.rmtree(copy / ".git")
-        shadow = Shadow(copy, few.parent / "shadow.git")
-        shadow.commit()
-        with session(many) as ours:
-            yield from _taking(ours, shadow, copy)
-            for count in (10, 1000):
-                yield from _going_back(ours, shadow, copy, count)
-            yield from _copying(ours, many)
-        with session(few) as small, session(many) as big:
-            seeds = iter(range(10**6))
-
-            def take(one: Session) -> None:
-                change(one.upper, 10, next(seeds))
-                one.checkpoint()
-
-            mine, theirs = paired(lambda: take(big), lambda: take(small), REPEATS * 3)
-            yield Row(f"checkpoint of 10 changes, {FILES:,} files", mine, "the same, 10 files", theirs)
-    yield from _size()
+    """A checkpoint of many new files, and one of few changes in a large workspace."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield _fresh(Path(directory))
+    with tempfile.TemporaryDirectory() as directory:
+        yield _few(Path(directory))
 
 
-def _taking(ours: Session, shadow: Shadow, copy: Path) -> Iterator[Row]:
-    seeds = iter(range(10**6))
+def _fresh(base: Path) -> Row:
+    upper, lower = base / "upper", base / "lower"
+    lower.mkdir()
+    _fill(upper, _FRESH)
 
-    def prepare() -> None:
-        seed = next(seeds)
-        change(ours.upper, 10, seed)
-        change(copy, 10, seed)
+    def ours(number: int) -> float:
+        with CheckpointStore(base / f"store{number}") as store:
+            return _take(store, upper, lower, "first")
 
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(REPEATS):
-        prepare()
-        for found, one in zip(times, paired(ours.checkpoint, shadow.commit, 1), strict=True):
-            found.append(one)
-    mine, theirs = (sorted(found)[len(found) // 2] for found in times)
-    yield Row(f"checkpoint of 10 changes, {FILES:,} files", mine, "shadow: add -A, write-tree, commit-tree", theirs)
+    def theirs(number: int) -> float:
+        git = _git(upper)
+        took = _timed(lambda: (git("add", "-A"), git("commit", "-q", "-m", "first")))
+        shutil.rmtree(upper / ".git")
+        return took
 
-
-def _going_back(ours: Session, shadow: Shadow, copy: Path, count: int) -> Iterator[Row]:
-    ours_at, shadow_at = [], []
-    for seed in (1, 2):
-        change(ours.upper, count, seed)
-        change(copy, count, seed)
-        ours_at.append(ours.checkpoint())
-        shadow_at.append(shadow.commit())
-    turns = iter(range(10**6))
-    others = iter(range(10**6))
-    mine, theirs = paired(
-        lambda: ours.rewind(ours_at[next(turns) % 2]), lambda: shadow.back_to(shadow_at[next(others) % 2])
-    )
-    yield Row(f"rewind of {count:,} changes, {FILES:,} files", mine, "shadow: read-tree -u --reset", theirs)
+    return Row(f"checkpoint of a fresh upper of {_FRESH:,} files", *_medians(ours, "git add -A, commit", theirs))
 
 
-def _copying(ours: Session, many: Path) -> Iterator[Row]:
-    seeds = iter(range(10**6))
+def _few(base: Path) -> Row:
+    shadow, upper, lower = base / "shadow", base / "upper", base / "lower"
+    lower.mkdir()
+    upper.mkdir()
+    _fill(shadow, _WORKSPACE)
+    git = _git(shadow)
+    git("add", "-A")
+    git("commit", "-q", "-m", "first")
+    with CheckpointStore(base / "store") as store:
+        _take(store, upper, lower, "first")
 
-    def take() -> None:
-        change(ours.upper, 10, next(seeds))
-        ours.checkpoint()
+        def ours(number: int) -> float:
+            _change(upper, number)
+            return _take(store, upper, lower, f"m{number}")
 
-    target = many.parent / "copied"
+        def theirs(number: int) -> float:
+            _change(shadow, number)
+            return _timed(lambda: (git("add", "-A"), git("commit", "-q", "-m", f"m{number}")))
 
-    def copy() -> None:
-        run("cp", "-a", "--reflink=auto", str(many), str(target))
-
-    # A hundred thousand files once: this takes a thousand times as long, whatever the noise.
-    mine, theirs = paired(take, copy, 1)
-    shutil.rmtree(target)
-    yield Row(f"checkpoint of 10 changes, {FILES:,} files", mine, "cp -a --reflink=auto", theirs)
+        what = f"checkpoint of {_CHANGES} changes in a workspace of {_WORKSPACE:,} files"
+        return Row(what, *_medians(ours, "git add -A, commit in a warm shadow repository", theirs))
 
 
-def _size() -> Iterator[Row]:
-    """What the store takes after many checkpoints, in kB where other rows have ms."""
-    with scratch(1500) as repository, session(repository) as ours:
-        compressed = 0
-        dice = random.Random(0)
-        for _ in range(_STEPS):
-            for _ in range(5):
-                number = dice.randrange(1500)
-                place = ours.upper / f"d{number // 100}"
-                place.mkdir(exist_ok=True)
-                content = "".join(f"line {dice.randrange(10**9)} of {number}\n" for _ in range(60)).encode()
-                compressed += len(zlib.compress(content))
-                (place / f"f{number % 100}.py").write_bytes(content)
-            ours.checkpoint()
-        upkeep.collect(ours.workspace.store)
-        packs = Path(ours.workspace.store.pack_directory).glob("*.pack")
-        taken = sum(pack.stat().st_size for pack in packs)
-    yield Row(
-        f"store after {_STEPS} checkpoints of 5 files (kB)", taken / 1e3, "the files, compressed (kB)", compressed / 1e3
-    )
+def _medians(ours: Callable[[int], float], against: str, theirs: Callable[[int], float]) -> tuple[float, str, float]:
+    measured = [(ours(number), theirs(number)) for number in range(min(REPEATS, 5))]
+    return statistics.median(each[0] for each in measured), against, statistics.median(each[1] for each in measured)
+
+
+def _fill(root: Path, files: int) -> None:
+    for number in range(files):
+        directory = root / f"d{number // 1000}" / f"e{number // 100 % 10}"
+        if number % 100 == 0:
+            directory.mkdir(parents=True)
+        (directory / f"f{number % 100}.py").write_text(
+            "".join(f"def f{number}_{line}(x):\n    return x * {number * line}\n" for line in range(12))
+        )
+
+
+def _change(root: Path, number: int) -> None:
+    (root / "d0" / "e0").mkdir(parents=True, exist_ok=True)
+    for each in range(_CHANGES):
+        (root / "d0" / "e0" / f"f{each}.py").write_text(f"value = {number * each}\n" * 20)
+
+
+def _take(store: CheckpointStore, upper: Path, lower: Path, message_id: str) -> float:
+    with LocalUpper(os.fsencode(upper)) as upper_layer, LocalStorage(os.fsencode(lower)) as lower_layer:
+        return _timed(
+            lambda: store.take("default", upper_layer, lower_layer, message_id=message_id, epoch_ns=None, offline=True)
+        )
+
+
+def _git(root: Path) -> Callable[..., object]:
+    git = git_in(root)
+    git("init", "-q", "-b", "main")
+    # Else git collects garbage behind the measurement's back.
+    git("config", "gc.auto", "0")
+    git("config", "maintenance.auto", "false")
+    return git
+
+
+def _timed(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return (time.perf_counter() - start) * 1000

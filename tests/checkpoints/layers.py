@@ -121,12 +121,12 @@ class Layers:
             if now > first:
                 return now
 
-    def take(self, **options: object) -> Checkpoint:
+    def take(self, session: str = "default", **options: object) -> Checkpoint:
         """A checkpoint under the next number."""
         self.number += 1
         arguments = {"message_id": f"m{self.number}", "epoch_ns": self.epoch_ns, **options}
         with LocalUpper(os.fsencode(self.upper)) as upper, LocalStorage(os.fsencode(self.lower)) as lower:
-            return self.store.take("default", upper, lower, **arguments)  # type: ignore[arg-type]
+            return self.store.take(session, upper, lower, **arguments)  # type: ignore[arg-type]
 
 
 NAMES = [

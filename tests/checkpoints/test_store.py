@@ -673,3 +673,59 @@ def test_nothing_is_read_that_the_last_checkpoint_knows(layers: Layers, monkeypa
     taken = layers.take(message_id="one changed")
     assert len(read) == 1
     assert layers.store.read(taken.manifest.entries[b"f7"].blob) == b"changed"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_session_that_is_dropped_leaves_the_others_whole(layers: Layers, packed: bool) -> None:
+    kept = []
+    for number in range(3):
+        (layers.upper / "shared").write_text(f"in both {number}")
+        kept.append(layers.take(session="kept.one"))
+        layers.take(session="gone.one")
+    layers.take(session="gone.one/git")
+    if packed:
+        run_git(layers.store, "pack-refs", "--all")
+    assert layers.store.sessions() == ["gone.one", "gone.one/git", "kept.one"]
+    layers.store.drop_session("gone.one")
+    for store in (layers.store, CheckpointStore(layers.store.directory)):
+        with store:
+            assert store.sessions() == ["gone.one/git", "kept.one"]
+            assert store.latest("gone.one") is None
+            assert store.list("kept.one") == kept[::-1]
+            assert [store.read(each.manifest.entries[b"shared"].blob) for each in kept][-1] == b"in both 2"
+    check(layers.store)
+    with CheckpointStore(layers.store.directory) as store:
+        store.drop_session("gone.one")
+        store.drop_session("never was")
+        assert store.sessions() == ["gone.one/git", "kept.one"]
+
+
+def test_a_session_half_dropped_is_gone_and_its_name_can_be_used_again(layers: Layers) -> None:
+    (layers.upper / "f").write_text("old")
+    layers.take(session="s")
+    os.unlink(os.path.join(layers.store.directory, "refs", "workbench", "s", "tip"))
+    with CheckpointStore(layers.store.directory) as store:
+        assert store.sessions() == []
+        assert store.list("s") == []
+    (layers.upper / "f").write_text("new")
+    anew = layers.take(session="s")
+    assert layers.store.list("s") == [anew]
+    assert anew.number == 1
+
+
+def test_each_pack_is_known_by_whose_checkpoints_it_holds(layers: Layers) -> None:
+    for number in range(2):
+        (layers.upper / "f").write_text(str(number))
+        layers.take(session="one")
+    (layers.upper / "f").write_text("another")
+    layers.take(session="two")
+    layers.take(session="two", message_id="the same tree")
+    one, two = layers.store.packs("one"), layers.store.packs("two")
+    assert (sorted(one.values()), sorted(two.values())) == ([1, 1], [1])
+    assert not one.keys() & two.keys()
+    assert all(os.path.isfile(path) for path in (*one, *two))
+    assert layers.store.packs("none") == {}
+    run_git(layers.store, "repack", "-adq")
+    with CheckpointStore(layers.store.directory) as store:
+        (pack,) = store.packs("one")
+        assert (store.packs("one"), store.packs("two")) == ({pack: 2}, {pack: 1})

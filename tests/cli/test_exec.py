@@ -212,6 +212,29 @@ def test_what_is_piped_in_arrives_whole(prompt: Prompt) -> None:
     assert done.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
 
 
+def test_it_takes_its_input_though_nobody_reads_its_output_yet(prompt: Prompt) -> None:
+    script = "head -c 1000000 /dev/zero & wc -c >&2; wait"
+    with prompt.start("-q", "--", "sh", "-c", script, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(bytes(3_000_000))
+        process.stdin.close()
+        assert process.stdout.read() == bytes(1_000_000)
+        assert process.stderr.read() == b"3000000\n"
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_warm_command_imports_no_event_loop(prompt: Prompt) -> None:
+    prompt.run("true")
+    # The changes are counted anew after one that changed something.
+    prompt.run("true")
+    told = prompt("exec", "--", "true", env={**prompt.environment, "PYTHONPROFILEIMPORTTIME": "1"}).stderr
+    imported = {line.rpartition(b"|")[2].strip() for line in told.splitlines()}
+    assert b"workbench.cli.direct" in imported
+    assert not imported & {b"asyncio", b"anyio", b"pydantic", b"typer"}
+
+
 def test_a_file_can_be_its_input(prompt: Prompt, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"from a file\n")

@@ -52,6 +52,17 @@ def test_they_are_the_programs_own_business_where_somebody_uses_it(prompt: Promp
     assert os.path.lexists(prompt.overlay() / "keeper")
 
 
+def test_three_stop_a_command_and_the_sandbox_though_somebody_used_it(prompt: Prompt) -> None:
+    with _opened(prompt, "python3", "-c", _READER) as shown:
+        shown.expect(b"go\r\n")
+        shown.type(b"one\r")
+        shown.expect(b"got one\r\n")
+        shown.type(INTERRUPT * 3)
+        shown.expect(b"stopping the command and the sandbox")
+        assert shown.wait() > 128
+    assert not os.path.lexists(prompt.overlay() / "keeper")
+
+
 @contextlib.contextmanager
 def _opened(prompt: Prompt, *command: str) -> Iterator[Terminal]:
     argv = [os.fsdecode(word) for word in prompt.argv("exec", "--", *command)]

@@ -249,7 +249,20 @@ def test_reports_come_whole_through_a_reader_that_leaves(odd: Prompt) -> None:
 # Help
 
 
-_COMMANDS = ("exec", "shell", "refresh", "stop", "status", "diff", "doctor", "commit", "discard", "images")
+_COMMANDS = (
+    "exec",
+    "shell",
+    "refresh",
+    "stop",
+    "status",
+    "diff",
+    "ls",
+    "sessions",
+    "doctor",
+    "commit",
+    "discard",
+    "images",
+)
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
@@ -260,12 +273,13 @@ def test_every_command_explains_itself(odd: Prompt, command: str) -> None:
         )
         shown = done.stdout.decode()
         assert f"Usage: workbench {command}" in shown
-        if command not in ("doctor", "images"):
+        if command not in ("doctor", "images", "prune", "sessions"):
             assert "--session" in shown
 
 
 @pytest.mark.parametrize(
-    ("command", "codes"), [("exec", "124 125 126 127"), ("commit", "0 3 4"), ("diff", "0 1"), ("", "0 1 2 3 4")]
+    ("command", "codes"),
+    [("exec", "124 125 126 127"), ("commit", "0 3 4"), ("diff", "0 1"), ("prune", "0 1 4"), ("", "0 1 2 3 4")],
 )
 def test_help_tells_exit_codes_where_they_matter(odd: Prompt, command: str, codes: str) -> None:
     argv = [sys.executable, "-m", "workbench", *filter(None, [command]), "--help"]

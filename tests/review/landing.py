@@ -28,6 +28,7 @@ from workbench.vfs.storage import Kind
 from workbench.vfs.upper import LocalUpper
 
 Tree = dict[bytes, Node]
+Make = Callable[[], "Landing"]
 
 
 class Landing(Layers):
@@ -256,6 +257,24 @@ def write_upper(layers: Layers, manifest: Manifest) -> None:
             os.chmod(full, entry.mode)
             if entry.opaque:
                 os.setxattr(full, b"user.overlay.opaque", b"y")
+
+
+@contextmanager
+def freshly_made(base: Path) -> Iterator[Make]:
+    """Fresh layers with everything in them, again and again; nothing is synced."""
+    made: list[Landing] = []
+
+    def fresh() -> Landing:
+        if made:
+            made[-1].close()
+            shutil.rmtree(made[-1].base)
+        made.append(Landing(base / f"layers{len(made)}"))
+        everything(made[-1])
+        return made[-1]
+
+    with without_syncs():
+        yield fresh
+    made[-1].close()
 
 
 @contextmanager

@@ -6,46 +6,28 @@ import contextlib
 import hashlib
 import os
 import random
-import shutil
+import select
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.review.landing import Landing, count_of, everything, without_syncs
+from tests.review.landing import Landing, Make, count_of, freshly_made
 from tests.trees import Node, snapshot
 from workbench.errors import ConflictError
 from workbench.review.recovery import pending
 from workbench.vfs import syscalls
 
-Make = Callable[[], Landing]
 Edit = Callable[[Landing, bytes], None]
 
 TYPED = b"what a person typed meanwhile"
 
 
-@pytest.fixture(autouse=True)
-def no_syncs() -> Iterator[None]:
-    with without_syncs():
-        yield
-
-
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Landing] = []
-
-    def fresh() -> Landing:
-        if made:
-            made[-1].close()
-            shutil.rmtree(made[-1].base)
-        made.append(Landing(tmp_path / f"layers{len(made)}"))
-        everything(made[-1])
-        return made[-1]
-
-    yield fresh
-    made[-1].close()
+    with freshly_made(tmp_path) as fresh:
+        yield fresh
 
 
 def save(landing: Landing, path: bytes) -> None:
@@ -234,9 +216,6 @@ def test_a_racing_person_never_loses_a_save(make: Make, seed: int) -> None:
             os.set_blocking(stop[0], False)
             number = 0
             while True:
-                with contextlib.suppress(BlockingIOError):
-                    if os.read(stop[0], 1) == b"":
-                        break
                 path = chance.choice(paths)
                 number += 1
                 content = b"%d %d" % (number, chance.randrange(1 << 30))
@@ -246,7 +225,8 @@ def test_a_racing_person_never_loses_a_save(make: Make, seed: int) -> None:
                 with contextlib.suppress(OSError):
                     os.rename(temporary, landing.at("lower", path))
                     os.write(log[1], path + b"=" + content + b"\n")
-                time.sleep(chance.random() * 0.01)
+                if select.select([stop[0]], [], [], chance.random() * 0.01)[0]:
+                    break
         finally:
             os._exit(0)
     os.close(log[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,42 +12,23 @@ import pytest
 from tests.review.landing import (
     ALLOCATING,
     Landing,
+    Make,
     calls,
     count_of,
-    everything,
     fail_at,
+    freshly_made,
     in_child,
     kill_at,
-    without_syncs,
 )
 from workbench.errors import CommitError, ConflictError
 from workbench.review import recovery
 from workbench.review.recovery import pending, unsettled
 
-Make = Callable[[], Landing]
-
-
-@pytest.fixture(autouse=True)
-def no_syncs() -> Iterator[None]:
-    with without_syncs():
-        yield
-
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Fresh layers with everything in them, again and again."""
-    made: list[Landing] = []
-
-    def fresh() -> Landing:
-        if made:
-            made[-1].close()
-            shutil.rmtree(made[-1].base)
-        made.append(Landing(tmp_path / f"layers{len(made)}"))
-        everything(made[-1])
-        return made[-1]
-
-    yield fresh
-    made[-1].close()
+    with freshly_made(tmp_path) as fresh:
+        yield fresh
 
 
 def file_times(landing: Landing) -> dict[bytes, int]:

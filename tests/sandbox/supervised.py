@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import UNIXSocketStream
 
+from tests.waiting import until
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox import supervisor
 from workbench.sandbox.connection import SupervisorConnection
@@ -61,9 +62,11 @@ class Inside:
 
     async def runs(self, line: str) -> None:
         """Wait until a process with this command line is there."""
-        with anyio.fail_after(30):
-            while line not in await self.processes():
-                await anyio.sleep(0.005)
+
+        async def is_there() -> bool:
+            return line in await self.processes()
+
+        await until(is_there)
 
     def pid(self) -> int:
         """Of the supervisor, as seen from outside."""
@@ -89,12 +92,6 @@ def alive(*words: str) -> bool:
             except OSError:
                 continue
     return False
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with anyio.fail_after(30):
-        while not condition():
-            await anyio.sleep(0.005)
 
 
 def prefix(processes: int = 0) -> list[str]:

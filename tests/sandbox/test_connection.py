@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from tests.sandbox.supervised import Inside, alive, supervised, until
+from tests.sandbox.supervised import Inside, alive, supervised
+from tests.waiting import until
 from workbench.errors import CommandError, OptionsError
 from workbench.protocol.commands import Command
 

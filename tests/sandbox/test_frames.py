@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from workbench.errors import CommandError, OptionsError, SandboxError
 from workbench.protocol.commands import Command
 from workbench.sandbox import facts, frames
-from workbench.sandbox.connection import Exchange, SupervisorConnection
+from workbench.sandbox.connection import SupervisorConnection
+from workbench.sandbox.exchange import Exchange
 
 RESULT = {"exit_code": 0, "signal": "", "timed_out": False, "duration_ms": 1, "omitted": [0, 0], "stopped": 0}
 

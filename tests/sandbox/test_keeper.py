@@ -18,7 +18,8 @@ import anyio.to_thread
 import pytest
 from anyio.abc import ByteStream, UNIXSocketStream
 
-from tests.sandbox.supervised import SOURCE, UID, alive, prefix, until
+from tests.sandbox.supervised import SOURCE, UID, alive, prefix
+from tests.waiting import until
 from workbench.errors import OverlayError, SandboxError, StateError
 from workbench.protocol.commands import Command
 from workbench.sandbox import client as client_module
@@ -351,15 +352,14 @@ async def test_a_keeper_of_another_version_is_drained(place: Place, monkeypatch:
             async with anyio.create_task_group() as group:
                 group.start_soon(wait)
 
-                async def let_go() -> None:
-                    while not results:
-                        try:
-                            await client.run(Command(("touch", "go")))
-                        except SandboxError:
-                            (place.upper / "go").touch()
-                        await anyio.sleep(0.01)
+                async def let_go() -> bool:
+                    try:
+                        await client.run(Command(("touch", "go")))
+                    except SandboxError:
+                        (place.upper / "go").touch()
+                    return bool(results)
 
-                group.start_soon(let_go)
+                group.start_soon(until, let_go)
                 assert await KeeperClient.connect(place.overlay.path) is None
         assert results == [0]
         assert place.is_free()
@@ -407,6 +407,16 @@ def test_a_runtime_directory_that_is_not_ours_alone_is_refused(tmp_path: Path, m
     directory.symlink_to(tmp_path)
     with pytest.raises(StateError):
         runtime.socket_directory("/some/overlay")
+
+
+async def test_what_fails_before_the_mount_leaves_the_overlay_free(place: Place) -> None:
+    async def fail() -> None:
+        raise StateError("It can't be prepared.")
+
+    with place.overlay.lock() as lock, pytest.raises(StateError):
+        await KeeperClient.start(place.overlay, place.spec(), lock, print, fail)
+    place.overlay.take_lock().close()
+    assert place.overlay.record().mounts == ()
 
 
 def test_a_client_imports_nothing_that_is_heavy() -> None:

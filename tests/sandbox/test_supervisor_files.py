@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from tests.sandbox.supervised import Inside, supervised, until
+from tests.sandbox.supervised import Inside, supervised
+from tests.waiting import until
 from workbench.protocol.commands import Command
 
 pytestmark = pytest.mark.anyio

@@ -157,3 +157,31 @@ def test_impossible_paths_are_refused_by_the_layer_itself() -> None:
         for act in (layer.look, layer.stat, layer.list, lambda at: layer.make_file(at, 0o666)):
             with pytest.raises(OptionsError):
                 act(path)
+
+
+def test_a_new_directory_that_is_moved_to_where_the_lower_has_one_hides_it_and_leaves_no_way_back() -> None:
+    below = MemoryUpper()
+    lower = Overlay(MemoryUpper(), below)
+    lower.makedirs(b"d/sub")
+    lower.write_bytes(b"d/x", b"lower")
+    overlay = Overlay(below, MemoryUpper())
+    overlay.makedirs(b"n/sub")
+    overlay.write_bytes(b"n/sub/y", b"")
+    overlay.remove_tree(b"d")
+    overlay.rename(b"n", b"d")
+    assert list(overlay.find()) == [b"d", b"d/sub", b"d/sub/y"]
+    overlay.unlink(b"d/sub/y")
+    overlay.rename(b"d/sub", b"sub")
+    overlay.rmdir(b"d")
+    assert list(overlay.find()) == [b"sub"]
+
+
+def test_what_a_layer_knows_of_one_lower_it_does_not_say_of_another() -> None:
+    layer, other = MemoryUpper(), MemoryUpper()
+    Overlay(MemoryUpper(), layer).makedirs(b"d/sub")
+    there = Overlay(MemoryUpper(), other)
+    there.makedirs(b"d/sub")
+    there.write_bytes(b"d/sub/x", b"other")
+    assert Overlay(other, layer).read_bytes(b"d/sub/x") == b"other"
+    Overlay(other, layer).unlink(b"d/sub/x")
+    assert list(Overlay(other, layer).find()) == [b"d", b"d/sub"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 
 PREFIX = "tmp_"
 """What every temporary file's name begins with; git, too, ignores such files beside its packs."""
@@ -30,6 +32,18 @@ def create_temporary(dir_fd: int, kind: str) -> tuple[str, int]:
 
 def sweep(directory: str) -> None:
     """Remove the temporary files in a directory whose writers are gone. Raises OSError."""
+    for path in _free(directory):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def abandoned(directory: str) -> list[str]:
+    """The paths of the temporary files in a directory whose writers are gone. Raises OSError."""
+    return list(_free(directory))
+
+
+def _free(directory: str) -> Iterator[str]:
+    """The temporary files that nobody writes, each locked for as long as it's looked at."""
     for name in os.listdir(directory):
         if not name.startswith(PREFIX):
             continue
@@ -40,9 +54,11 @@ def sweep(directory: str) -> None:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
-        except (BlockingIOError, FileNotFoundError):
+        except BlockingIOError:
+            os.close(fd)
             continue
+        try:
+            yield path
         finally:
             os.close(fd)
 

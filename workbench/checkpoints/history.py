@@ -213,12 +213,22 @@ class History:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self._directory, self._held))
 
-    def remove(self) -> None:
-        """Forget all of it. Needs the store's lock. Raises OSError."""
-        for path in (self._index, *(os.path.join(self._directory, name) for name in (self._reference, self._held))):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        self._content, self._rows = b"", []
+    def drop(self) -> None:
+        """Forget the session: its reference, then its index, which means nothing without. Needs the store's lock.
+
+        Raises OSError.
+        """
+        path = os.path.join(self._directory, self._reference)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self.release()
+        with contextlib.suppress(OSError):
+            # Somebody else's references may lie beside it.
+            os.rmdir(os.path.dirname(path))
+        if self._packed(self._reference):
+            self._drop_packed_tip()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._index)
 
     def _load(self) -> tuple[list[Row], bool]:
         """The lines, and whether the index file has exactly those."""
@@ -272,6 +282,13 @@ class History:
             pass
         return ""
 
+    def _drop_packed_tip(self) -> None:
+        path = os.path.join(self._directory, "packed-refs")
+        with open(path, "rb") as file:
+            lines = file.readlines()
+        name = self._reference.encode("ascii")
+        files.replace(path, b"".join(line for line in lines if line.rstrip(b"\n").partition(b" ")[2] != name))
+
     def _move_tip(self, commit: str) -> None:
         self._point(self._reference, commit)
 
@@ -281,13 +298,31 @@ class History:
         files.replace(path, commit.encode("ascii") + b"\n")
 
 
-def sessions(directory: str) -> list[str]:
-    """The sessions of the store at `directory` that have a reference or an index, sorted. Raises OSError."""
-    found = {name.removesuffix(".jsonl") for name in os.listdir(os.path.join(directory, "sessions"))}
-    for place, _, inside in os.walk(os.path.join(directory, _REFERENCES)):
-        if "tip" in inside:
-            found.add(os.path.relpath(place, os.path.join(directory, _REFERENCES)))
-    return sorted(os.fsdecode(names.unescape(os.fsencode(name))) for name in found if not name.startswith("."))
+def sessions_of(directory: str) -> list[str]:
+    """The names of the sessions that the store at `directory` has checkpoints of, sorted. Raises OSError."""
+    base = os.path.join(directory, _REFERENCES)
+    found = {name for name in _listed(base) if os.path.exists(os.path.join(base, name, "tip"))}
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(directory, "packed-refs"), "rb") as file:
+        for line in file:
+            name = line.rstrip(b"\n").partition(b" ")[2].decode("utf-8", "replace")
+            if name.startswith(f"{_REFERENCES}/") and name.endswith("/tip"):
+                found.add(name[len(_REFERENCES) + 1 : -len("/tip")])
+    return sorted(os.fsdecode(names.unescape(name.encode("utf-8"))) for name in found if _is_escaped(name))
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _is_escaped(name: str) -> bool:
+    """Whether a reference's name is one that we gave."""
+    try:
+        return names.escape_reference(names.unescape(name.encode("utf-8", "surrogateescape"))) == name
+    except ValueError:
+        return False
 
 
 def row_of(commit: str, parent: bytes | None, trailers: dict[str, object]) -> Row:

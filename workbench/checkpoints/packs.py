@@ -109,6 +109,11 @@ class Packs:
         # A pack that another process has added since isn't seen: the object is then written twice, which is harmless.
         return oid in self._all
 
+    def pack_of(self, oid: bytes) -> str | None:
+        """The path of the pack that has an object, None where none has. Raises OSError."""
+        found = self._find(oid)
+        return None if found is None else os.path.join(self._directory, f"{found[0]}.pack")
+
     def read(self, oid: bytes) -> tuple[int, bytes]:
         """An object's kind (COMMIT, TREE or BLOB) and content, checked against its id.
 

@@ -10,12 +10,13 @@ see the other half done.
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import fcntl
 import os
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,8 +28,7 @@ from workbench.checkpoints.bases import take_bases
 from workbench.checkpoints.chain import add_commit, automatic_id, follow, last_scanned, raced
 from workbench.checkpoints.contents import StoredContents
 from workbench.checkpoints.guard import Guard
-from workbench.checkpoints.history import SCHEMA, History, Purpose, Row, RowKind, row_of, trailers_of
-from workbench.checkpoints.history import sessions as history_sessions
+from workbench.checkpoints.history import SCHEMA, History, Purpose, Row, RowKind, row_of, sessions_of, trailers_of
 from workbench.checkpoints.manifest import Manifest
 from workbench.checkpoints.moved import MovedCommits
 from workbench.checkpoints.pack_writer import PackWriter
@@ -210,10 +210,6 @@ class CheckpointStore(StoredContents):
             pack.publish()
             self._packs.refresh()
 
-    def sessions(self) -> Sequence[str]:
-        """The names of the sessions that have checkpoints. Raises CheckpointError (store_corrupt), OSError."""
-        return history_sessions(self.directory)
-
     @property
     def damage(self) -> dict[str, str]:
         """What is wrong with each pack that can't be read, by its name. Raises OSError."""
@@ -274,6 +270,25 @@ class CheckpointStore(StoredContents):
             code="checkpoint_not_found",
             hint="'workbench log' lists those that there are.",
         )
+
+    def sessions(self) -> builtins.list[str]:
+        """The names of the sessions that have checkpoints, sorted. Raises OSError."""
+        return sessions_of(self.directory)
+
+    def packs(self, session: str) -> dict[str, int]:
+        """The packs that hold a session's checkpoints, by path, each with how many it holds. Raises as `latest`."""
+        commits = {row.commit for row in self._history(session).rows()}
+        found = [self._packs.pack_of(bytes.fromhex(commit)) for commit in commits]
+        return Counter(path for path in found if path is not None)
+
+    def drop_session(self, session: str) -> None:
+        """Forget a session's checkpoints; the room they take is free once the store is repacked.
+
+        For the holder of the overlay's lock. Raises OSError.
+        """
+        with self._lock():
+            self._history(session).drop()
+        del self._histories[session]
 
     def get(self, commit: str) -> Checkpoint:
         """The checkpoint that made a commit (40 hex digits). Raises as `find`."""
@@ -393,12 +408,6 @@ class CheckpointStore(StoredContents):
                 with self._lock():
                     self._moved.note({old: new for old, new in moved.items() if old != new})
                     self._history(session).replace(rows)
-
-    def forget(self, session: str) -> None:
-        """Drop all checkpoints of a session; what nobody else needs of them goes at the next collection. Raises OSError."""
-        with self._lock():
-            self._history(session).remove()
-        self._histories.pop(session, None)
 
     # Adding
 

@@ -7,15 +7,19 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
+from typing import Annotated
 
 import anyio
 import typer
 
 from workbench.cli import output
+from workbench.cli.failure import find_error
 from workbench.cli.options import JsonOption, WorkspaceOption, failing, workspace_path
+from workbench.cli.report import error_fields
 from workbench.errors import SandboxError, WorkbenchError
 from workbench.mounting import SandboxOptions
-from workbench.protocol.reports import DoctorReport, FindingReport
+from workbench.protocol.reports import DoctorReport, FindingReport, LeftoverReport
+from workbench.repair import Leftover, leftovers_of, mend
 from workbench.sandbox import devcontainer, filesystems, images, namespace, probe
 from workbench.sandbox.advisories import known_holes
 from workbench.sandbox.backend import SandboxSpec
@@ -30,16 +34,45 @@ _KNOBS = {
 }
 
 
-def doctor(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """Say what was found (engine, kernel, filesystems, image), what was picked and why, and what to do."""
+def doctor(
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix", metavar="", help="Remove or complete what killed processes and vanished directories left."
+        ),
+    ] = False,
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what was found (engine, kernel, filesystems, image), what was picked and why, and what to do.
+
+    Also what was left over in the state directory and around it, and what --fix would do about each; never anything of
+    another user's, nor that holds what was never landed.
+
+    Ends with 0, and with 1 where no sandbox can be started here, or --fix couldn't do all of what it should.
+    """
     with failing(json):
         report = anyio.run(_examine, workspace_path(workspace))
+        left = tuple(_mended(found) if fix else _told(found) for found in leftovers_of(StateDirectory.open()))
+        report = report.model_copy(update={"leftovers": left})
     if json:
         output.write_json(report)
     else:
         _print(report)
-    if report.picked is None:
+    if report.picked is None or any(found.error for found in left):
         raise typer.Exit(1)
+
+
+def _told(found: Leftover) -> LeftoverReport:
+    return LeftoverReport(kind=found.kind, finding=found.finding, fix=found.fix, mendable=found.mend is not None)
+
+
+def _mended(found: Leftover) -> LeftoverReport:
+    raised = mend(found)
+    told = _told(found)
+    if raised is not None and (error := find_error(raised)) is not None:
+        return told.model_copy(update={"error": error_fields(error)})
+    return told.model_copy(update={"fixed": told.mendable})
 
 
 async def _examine(root: bytes) -> DoctorReport:
@@ -161,8 +194,19 @@ def _print(report: DoctorReport) -> None:
         print(f"{marks[finding.state]}  {finding.topic:<16} {finding.finding}")
         if finding.hint:
             print(f"    {'':<16} {finding.hint}")
+    _print_leftovers(report.leftovers)
     print()
     if report.picked is None:
         print(f"No sandbox can be started here: {report.why}")
     else:
         print(f"{output.bold('Picked')} {report.picked}: {report.why}")
+
+
+def _print_leftovers(found: tuple[LeftoverReport, ...]) -> None:
+    for left in found:
+        mark = "ok" if left.fixed else "XX" if left.error else "!!"
+        print(f"{mark}  {'left over':<16} {left.finding}")
+        words = "fixed" if left.fixed else "--fix would" if left.mendable else ""
+        print(f"    {'':<16} {f'{words}: {left.fix}' if left.fixed else f'{words} {left.fix}'.strip()}")
+        if left.error:
+            print(f"    {'':<16} {left.error['message']} {left.error['hint'] or ''}".rstrip())

@@ -9,7 +9,8 @@ from typing import Annotated
 import anyio
 import typer
 
-from workbench.cli import job, output
+from workbench import warm
+from workbench.cli import asked, job, output
 from workbench.cli.failure import exit_code_before, find_error
 from workbench.cli.options import (
     BackendOption,
@@ -76,13 +77,13 @@ def execute(
     """Run a command in the sandbox; nothing of the workspace changes.
 
     Its output streams, its exit code is the exit code; the workbench's own are 124 (timeout), 125
-    (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox (with a
-    terminal: where nothing else was typed).
+    (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox (in a
+    terminal in which something else was typed before: three times).
     """
     context = Context(workspace, session, json, quiet)
-    wanted = job.command(
+    wanted = asked.command(
         tuple(command),
-        with_tty=not json and job.wants_tty(tty),
+        with_tty=not json and asked.wants_tty(tty),
         environment=_environment(environment or []),
         timeout_ms=math.ceil(timeout * 1000),
         output_limit=max_output if max_output is not None else _JSON_OUTPUT_LIMIT if json else 0,
@@ -98,7 +99,7 @@ def shell(
     quiet: QuietOption = False,
 ) -> None:
     """Open an interactive shell in the sandbox; nothing of the workspace changes."""
-    wanted = job.command(_SHELL, with_tty=job.wants_tty(None))
+    wanted = asked.command(_SHELL, with_tty=asked.wants_tty(None))
     context = Context(workspace, session, quiet=quiet)
     _run(context, SandboxOptions(backend=backend, image=image), wanted, is_shell=True)
 
@@ -142,19 +143,19 @@ async def _execute(
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
         async with await workspace.sandbox(report) as client:
-            before = job.Before()
+            before = warm.NOTHING
             if checkpoint:
                 before = await job.kept_before(workspace.keep_before_command, workspace.overlay_path)
             target = (await client.hello()).mounts[0].target
-            located = job.located(command, target, workspace.root, os.getcwdb())
+            located = asked.located(command, target, workspace.root, os.getcwdb())
             result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
         name = "a shell" if is_shell else job.named(command.argv)
         changes = await job.count(lambda kept: workspace.changes_after(kept, name), workspace.overlay_path, before)
     if context.json:
-        output.write_json(exec_report(result, job.exit_code(result), changes))
+        output.write_json(exec_report(result, asked.exit_code(result), changes))
     else:
-        job.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
-    return job.exit_code(result)
+        asked.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
+    return asked.exit_code(result)
 
 
 def refresh(

@@ -10,9 +10,9 @@ import typer
 
 from workbench.cli import output
 from workbench.cli.options import Context, JsonOption, QuietOption, SessionOption, WorkspaceOption, run, terminal_name
+from workbench.cli.places import inside
 from workbench.cli.report import diff_report, status_report
 from workbench.cli.travel import difference
-from workbench.errors import OptionsError
 from workbench.review import diff as rendering
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath
 from workbench.vfs import paths
@@ -92,7 +92,7 @@ def _sandbox_words(status: WorkspaceStatus) -> str:
 
 def diff(
     only: Annotated[
-        list[str] | None, typer.Argument(metavar="PATH", help="Show only these paths, named from the workspace's root.")
+        list[str] | None, typer.Argument(metavar="PATH", help="Show only these paths, from the current directory.")
     ] = None,
     stat: Annotated[bool, typer.Option("--stat", metavar="", help="A line for each file.")] = False,
     name_status: Annotated[
@@ -137,8 +137,9 @@ def diff(
 
 async def _diff(context: Context, only: list[str], form: str) -> bool:
     async with context.open() as workspace:
+        wanted = [inside(workspace.root, name) for name in only]
         changes = await workspace.changes()
-        shown = [change for change in changes.shown if _is_wanted(change, only)]
+        shown = [change for change in changes.shown if _is_wanted(change, wanted)]
         full = form == "patch" and not only and not context.json
         digest = workspace.reviewed(changes, terminal_name() if full else "")
         if form == "digest":
@@ -204,19 +205,10 @@ def _not_in_a_patch(change: Change) -> str:
     return "removed directory" if new is None and old is not None and old.kind is Kind.DIR else ""
 
 
-def _is_wanted(change: Change, only: list[str]) -> bool:
-    """Named paths are relative to the workspace's root, as `diff` prints them."""
+def _is_wanted(change: Change, only: list[bytes]) -> bool:
     if not only:
         return True
-    for name in only:
-        wanted = b"/".join(
-            part for part in name.encode(errors="surrogateescape").split(b"/") if part not in (b"", b".")
-        )
-        if b".." in wanted.split(b"/"):
-            raise OptionsError(f"{name!r} leads out of the workspace.", hint="Name paths relative to its root.")
-        if any(path == wanted or paths.is_below(path, wanted) for path, _, _ in change.steps()):
-            return True
-    return False
+    return any(path == wanted or paths.is_below(path, wanted) for wanted in only for path, _, _ in change.steps())
 
 
 def print_stat(workspace: Workspace, changes: ChangeSet) -> None:

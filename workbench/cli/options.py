@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import anyio
 import typer
 
+from workbench import sessions
 from workbench.cli import output
 from workbench.cli.failure import exit_code, find_error
 from workbench.errors import WorkbenchError
@@ -31,8 +32,26 @@ WorkspaceOption = Annotated[
         help="The workspace: by default the nearest directory with a .git, else this one.",
     ),
 ]
+
+
+def _session_names(context: typer.Context, incomplete: str) -> list[str]:
+    """For a shell: the sessions of the workspace that the line so far names."""
+    try:
+        root = os.path.realpath(workspace_path(context.params.get("workspace")))
+        return [name for name in sessions.names(root) if name.startswith(incomplete)]
+    except OSError:
+        return []
+
+
 SessionOption = Annotated[
-    str, typer.Option("--session", metavar="NAME", envvar="WORKBENCH_SESSION", help="Which overlay to work on.")
+    str,
+    typer.Option(
+        "--session",
+        metavar="NAME",
+        envvar="WORKBENCH_SESSION",
+        autocompletion=_session_names,
+        help="Which overlay to work on.",
+    ),
 ]
 # The empty metavar: else the help shows a switch with a value to it.
 JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object for programs.")]

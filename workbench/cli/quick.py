@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from workbench import warm
 
 if TYPE_CHECKING:
+    from workbench.protocol.commands import Command, CommandResult
     from workbench.review.changeset import ChangeSet
 
 _VALUES = {"-w": "workspace", "--workspace": "workspace", "--session": "session"}
@@ -45,13 +46,18 @@ def run(arguments: list[str]) -> int | None:
     overlay = warm.find_overlay(root, wanted.session)
     if overlay is None:
         return None
-    import anyio
+    from workbench.cli import asked
 
-    from workbench.cli import failure, output
-
+    command = asked.command(wanted.argv, with_tty=asked.wants_tty(wanted.tty))
     try:
-        return anyio.run(_run, wanted, overlay, root)
+        if command.tty:
+            import anyio
+
+            return anyio.run(_run_with_tty, wanted, command, overlay, root)
+        return _run(wanted, command, overlay, root)
     except Exception as raised:
+        from workbench.cli import failure, output
+
         error = failure.find_error(raised)
         if error is None:
             raise
@@ -78,35 +84,74 @@ def _parse(arguments: list[str]) -> _Wanted | None:
     return wanted if rest else None
 
 
-async def _run(wanted: _Wanted, overlay: str, root: bytes) -> int | None:
+def _run(wanted: _Wanted, command: Command, overlay: str, root: bytes) -> int | None:
+    from workbench.cli import asked, direct
+
+    keeper = direct.Keeper.connect(overlay)
+    if keeper is None:
+        return None
+    with keeper:
+        before = _kept_before(wanted, overlay, root)
+        result = keeper.run(asked.located(command, keeper.target, root, os.getcwdb()))
+    _, changes, _ = warm.counted(overlay)
+    if changes is None:
+        import anyio
+
+        return anyio.run(_end, wanted, result, overlay, root, before)
+    asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
+    return asked.exit_code(result)
+
+
+def _kept_before(wanted: _Wanted, overlay: str, root: bytes) -> warm.Before:
+    """What the overlay holds, kept: without an event loop where the last checkpoint has it."""
+    if not wanted.checkpoint:
+        return warm.NOTHING
+    now, _, checkpoint = warm.counted(overlay)
+    if checkpoint:
+        return warm.Before(now, checkpoint)
+    import anyio
+
+    return anyio.run(_keep, overlay, root, wanted.session)
+
+
+async def _keep(overlay: str, root: bytes, session: str) -> warm.Before:
     from workbench.cli import job, output
+
+    async def take() -> str:
+        from workbench.workspace import Workspace
+
+        async with Workspace.open(root, session=session, report=output.say) as workspace:
+            return await workspace.keep_before_command()
+
+    return await job.kept_before(take, overlay)
+
+
+async def _run_with_tty(wanted: _Wanted, command: Command, overlay: str, root: bytes) -> int | None:
+    from workbench.cli import asked, job
     from workbench.sandbox.client import KeeperClient
 
     client = await KeeperClient.connect(overlay)
     if client is None:
         return None
-
-    async def take() -> str:
-        from workbench.workspace import Workspace
-
-        async with Workspace.open(root, session=wanted.session, report=output.say) as workspace:
-            return await workspace.keep_before_command()
-
     async with client:
-        kept = await job.kept_before(take, overlay) if wanted.checkpoint else job.Before()
-        command = job.command(wanted.argv, with_tty=job.wants_tty(wanted.tty))
-        command = job.located(command, (await client.hello()).mounts[0].target, root, os.getcwdb())
+        before = await _keep(overlay, root, wanted.session) if wanted.checkpoint else warm.NOTHING
+        command = asked.located(command, (await client.hello()).mounts[0].target, root, os.getcwdb())
         result = await job.run(client, command, as_json=False)
+    return await _end(wanted, result, overlay, root, before)
 
-    async def look(before: str) -> ChangeSet:
+
+async def _end(wanted: _Wanted, result: CommandResult, overlay: str, root: bytes, before: warm.Before) -> int:
+    from workbench.cli import asked, job, output
+
+    async def look(kept: str) -> ChangeSet:
         from workbench.workspace import Workspace
 
         async with Workspace.open(root, session=wanted.session, report=output.say) as workspace:
-            return await workspace.changes_after(before, job.named(wanted.argv))
+            return await workspace.changes_after(kept, job.named(wanted.argv))
 
-    changes = await job.count(look, overlay, kept)
-    job.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
-    return job.exit_code(result)
+    changes = await job.count(look, overlay, before)
+    asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
+    return asked.exit_code(result)
 
 
 def prepare_streams() -> None:

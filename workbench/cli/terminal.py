@@ -1,4 +1,7 @@
-"""The person's terminal while a command has it: raw mode, its size, keys on their way in."""
+"""The person's terminal while a command has it: raw mode, its size, keys on their way in.
+
+What needs an event loop imports it itself: not everything here does.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ import sys
 import termios
 import tty
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-
-import anyio
 
 
 @contextlib.contextmanager
@@ -39,6 +40,8 @@ def size(fd: int) -> tuple[int, int]:
 
 async def sizes(fd: int) -> AsyncIterator[tuple[int, int]]:
     """The new size each time the terminal is resized."""
+    import anyio
+
     with anyio.open_signal_receiver(signal.SIGWINCH) as signals:
         async for _ in signals:
             yield size(fd)
@@ -46,6 +49,8 @@ async def sizes(fd: int) -> AsyncIterator[tuple[int, int]]:
 
 async def stdin_bytes() -> AsyncIterator[bytes]:
     """What arrives on standard input, as it arrives, to its end."""
+    import anyio
+
     fd = sys.stdin.fileno()
     while True:
         try:
@@ -65,27 +70,35 @@ async def stdin_bytes() -> AsyncIterator[bytes]:
 
 
 @contextlib.contextmanager
-def writer(fd: int) -> Iterator[Callable[[bytes], Awaitable[None]]]:
-    """A function that writes to a stream of this process, and where a reader is slow waits without blocking the rest.
+def unblocked(fd: int) -> Iterator[int]:
+    """A descriptor of the same stream for writing, that doesn't block where a reader is slow.
 
-    Its descriptor is opened anew for that: to make the one that we share with others non-blocking would change theirs.
+    It's opened anew for that: to make the one that we share with others non-blocking would change theirs.
     """
     own = -1
     if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFCHR):
         with contextlib.suppress(OSError):
             own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    target = fd if own < 0 else own
-
-    async def write(data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(target, view) :]
-            except BlockingIOError:
-                await anyio.wait_writable(target)
-
     try:
-        yield write
+        yield fd if own < 0 else own
     finally:
         if own >= 0:
             os.close(own)
+
+
+@contextlib.contextmanager
+def writer(fd: int) -> Iterator[Callable[[bytes], Awaitable[None]]]:
+    """A function that writes to a stream of this process, and where a reader is slow waits without blocking the rest."""
+    import anyio
+
+    with unblocked(fd) as target:
+
+        async def write(data: bytes) -> None:
+            view = memoryview(data)
+            while view:
+                try:
+                    view = view[os.write(target, view) :]
+                except BlockingIOError:
+                    await anyio.wait_writable(target)
+
+        yield write

@@ -254,6 +254,21 @@ class FindingReport(Frozen):
     hint: str | None = None
 
 
+class LeftoverReport(Frozen):
+    """Something that was left over: `fix` is what `--fix` does about it, where it's `mendable`, else what a person can do.
+
+    `kind` is `process`, `sandbox`, `commit`, `staging`, `overlay`, `workspace`, `removal`, `temporary` or `unreadable`. `fixed`
+    says that `--fix` did it; `error` (`code`, `message`, `hint`) what stood in the way.
+    """
+
+    kind: str
+    finding: str
+    fix: str
+    mendable: bool
+    fixed: bool = False
+    error: dict[str, str | None] | None = None
+
+
 class DoctorReport(Frozen):
     """`workbench doctor --json`; `picked` is the backend that `auto` takes here, None where none works."""
 
@@ -261,3 +276,106 @@ class DoctorReport(Frozen):
     picked: str | None
     why: str
     findings: tuple[FindingReport, ...]
+    leftovers: tuple[LeftoverReport, ...] = ()
+
+
+class SessionReport(Frozen):
+    """One session. Sizes are in bytes, on the disk; `age_s` is in seconds since it was last used, None where unknown.
+
+    `standing` says of the workspace: `here`, `missing` (deleted, moved, or its disk isn't there), `replaced` (another
+    directory is there now), `unreachable`, `let_go` (the old one of such a directory was given up), None where the record
+    can't be read. `changes` is None where nobody counted them since they last changed: `entries` is then how many files,
+    links and deletions the overlay has, notes and ignored ones too. `upper_size` and `entries` are at least that where not
+    `complete`. `checkpoint_size` is its share of the packs. `sandbox` is as in `StatusReport`, with the state `busy` where
+    another process has the overlay.
+    `problem` is None, or a sentence.
+    """
+
+    session: str
+    workspace: PathReport
+    standing: str | None
+    age_s: float | None
+    changes: int | None
+    entries: int
+    upper_size: int
+    complete: bool
+    checkpoints: int
+    checkpoint_size: int
+    sandbox: SandboxReport
+    problem: str | None = None
+
+
+class StoreReport(Frozen):
+    """A workspace in the state directory; `size` is what its checkpoints take, at least that where not `complete`.
+
+    `standing` and `problem` are as in `SessionReport`.
+    """
+
+    workspace: PathReport
+    standing: str | None
+    directory: str
+    size: int
+    complete: bool
+    problem: str | None = None
+
+
+class SessionsReport(Frozen):
+    """`workbench sessions --json`."""
+
+    version: int = 1
+    sessions: tuple[SessionReport, ...]
+    workspaces: tuple[StoreReport, ...]
+
+
+class EntryReport(PathReport):
+    """An entry of the merged view: `path` is from the workspace's root, `mode` an octal string of all 16 bits.
+
+    `kind` is `file`, `dir`, `symlink`, `fifo`, `socket` or `device`; `target` is where a symlink leads. `mark` is `A` for
+    what is new in the overlay, `M` for what it has a copy of its own of, None for what is the real workspace's.
+    """
+
+    kind: str
+    mode: str
+    size: int
+    mtime_ns: int
+    target: PathReport | None = None
+    mark: str | None = None
+
+
+class ListReport(Frozen):
+    """`workbench ls --json`: what there is at `path`, a directory or one entry."""
+
+    version: int = 1
+    path: PathReport
+    entries: tuple[EntryReport, ...]
+
+
+class PrunedSessionReport(SessionReport):
+    """A session that was old enough; `reason` says why it was kept, None where it wasn't."""
+
+    reason: str | None = None
+
+
+class PrunedCommitReport(Frozen):
+    """A commit that landed long ago, of which only what a revert needs was left; `size` is what that took."""
+
+    commit_id: str
+    workspace: PathReport
+    size: int
+
+
+class PruneReport(Frozen):
+    """`workbench prune --json`: what was removed, or with `dry_run` what would be, in bytes `freed`.
+
+    `kept` are sessions that are old enough, each with a `reason`. `workspaces` are those of which nothing was left and
+    whose directory is gone. `failed` are errors: what each is about stays, at least in part.
+    """
+
+    version: int = 1
+    dry_run: bool
+    removed: tuple[PrunedSessionReport, ...]
+    kept: tuple[PrunedSessionReport, ...]
+    commits: tuple[PrunedCommitReport, ...]
+    workspaces: tuple[PathReport, ...]
+    freed: int
+    failed: tuple[dict[str, str | None], ...] = ()

@@ -158,6 +158,19 @@ def find(commits_dir: str, session: str, digest: str) -> Committed | None:
     return None
 
 
+def landed_ids(commits_dir: str) -> list[str]:
+    """The ids of all commits that landed and whose overlay knows of it, sorted. Raises OSError."""
+    names = sorted(os.listdir(commits_dir)) if os.path.isdir(commits_dir) else []
+    waiting = os.path.join(commits_dir, _UNSETTLED)
+    return [
+        name
+        for name in names
+        if not name.startswith(".")
+        and os.path.exists(os.path.join(commits_dir, name, _LANDED))
+        and not os.path.lexists(os.path.join(waiting, name))
+    ]
+
+
 def text(path: bytes) -> str:
     """A path as a JSON string: bytes that aren't UTF-8 are lone surrogates."""
     return path.decode("utf-8", "surrogateescape")

@@ -5,17 +5,19 @@ It stands on the path of every warm command, so it imports nothing heavy; what s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import SocketAttribute, UNIXSocketStream
 
 from workbench.errors import OverlayError, SandboxError
@@ -30,8 +32,7 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 
-PROTOCOL = 1
-"""As `keeper.PROTOCOL`."""
+PROTOCOL = frames.KEEPER_PROTOCOL
 
 _GREETING_SECONDS = 10.0
 _ENSURE_SECONDS = 120.0
@@ -72,14 +73,20 @@ class KeeperClient(SupervisorConnection):
 
     @classmethod
     async def start(
-        cls, overlay: OverlayDirectory, spec: SandboxSpec, lock: OverlayLock, report: Report
+        cls,
+        overlay: OverlayDirectory,
+        spec: SandboxSpec,
+        lock: OverlayLock,
+        report: Report,
+        prepare: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
     ) -> KeeperClient:
         """Start a keeper, which takes over `lock` (held by the caller, who closes it), and connect to it.
 
-        `report` hears what takes long, a sentence each. Raises SandboxError where the sandbox can't be started, and
+        `report` hears what takes long, a sentence each. `prepare` is what has to be done before the mount, while the
+        keeper's process comes up. Raises SandboxError where the sandbox can't be started, what `prepare` raises, and
         then nothing is left of it.
         """
-        await _start_keeper(overlay, spec, lock.fd, report)
+        await _start_keeper(overlay, spec, lock.fd, report, prepare)
         client = await cls.connect(overlay.path)
         if client is None:
             raise SandboxError(
@@ -166,20 +173,21 @@ class KeeperClient(SupervisorConnection):
         self._greeting = content
 
 
-async def _start_keeper(overlay: OverlayDirectory, spec: SandboxSpec, lock_fd: int, report: Report) -> None:
-    """Start the process, and wait for its word. Raises SandboxError."""
+async def _start_keeper(
+    overlay: OverlayDirectory, spec: SandboxSpec, lock_fd: int, report: Report, prepare: Callable[[], Awaitable[None]]
+) -> None:
+    """Start the process, and wait for its word. Raises SandboxError, and what `prepare` raises."""
     ready, theirs = os.pipe()
     try:
         log = _open_log(overlay.path)
         try:
             # Detached in itself: this ends as soon as the keeper proper has been forked.
             command = [sys.executable, "-P", "-m", "workbench.sandbox.keeper", overlay.path, str(lock_fd), str(theirs)]
-            await anyio.run_process(
+            process = await anyio.open_process(
                 command,
-                input=json.dumps(asdict(spec)).encode(),
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                check=False,
                 cwd="/",
                 env=_environment(),
                 start_new_session=True,
@@ -189,10 +197,25 @@ async def _start_keeper(overlay: OverlayDirectory, spec: SandboxSpec, lock_fd: i
             os.close(log)
             os.close(theirs)
             theirs = -1
+        async with process:
+            assert process.stdin is not None
+            # One that has died says so below, by its silence.
+            with contextlib.suppress(anyio.BrokenResourceError):
+                await process.stdin.send(json.dumps(asdict(spec)).encode() + b"\n")
+            try:
+                await prepare()
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await process.stdin.aclose()
+                    # Whoever hears that it failed finds the overlay free.
+                    while await _word(ready):
+                        pass
+                raise
+            with contextlib.suppress(anyio.BrokenResourceError):
+                await process.stdin.send(runtime.START.encode())
         received = b""
         while True:
-            await anyio.wait_readable(ready)
-            data = os.read(ready, 65536)
+            data = await _word(ready)
             *lines, received = (received + data).split(b"\n")
             for line in lines:
                 content = json.loads(line)
@@ -211,6 +234,11 @@ async def _start_keeper(overlay: OverlayDirectory, spec: SandboxSpec, lock_fd: i
         os.close(ready)
         if theirs >= 0:
             os.close(theirs)
+
+
+async def _word(ready: int) -> bytes:
+    await anyio.wait_readable(ready)
+    return os.read(ready, 65536)
 
 
 def _environment() -> dict[str, str]:

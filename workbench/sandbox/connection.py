@@ -7,7 +7,6 @@ used and closed anywhere, and cancelling whoever reads only passes the reading o
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -19,6 +18,7 @@ from anyio.abc import ByteStream
 from workbench.errors import SandboxError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox import frames
+from workbench.sandbox.exchange import Exchange
 
 # What is only needed now and then is imported then: it would cost every command.
 if TYPE_CHECKING:
@@ -30,43 +30,6 @@ OutputCallback = Callable[[bytes], object]
 _READ_SIZE = 256 << 10
 _SEND_SECONDS = 30.0
 _END_SECONDS = 20.0
-
-
-class Exchange:
-    """One request and what came back so far: output that wasn't taken yet, credit for input, the answer."""
-
-    __slots__ = ("answer", "chunks", "failure", "input_closed", "input_credit", "number", "owed", "unread")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.chunks: deque[tuple[bytes, bytearray]] = deque()
-        self.unread = 0
-        self.owed = 0
-        self.input_credit = frames.WINDOW
-        self.input_closed = False
-        self.answer: bytes | None = None
-        self.failure: bytes | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether the answer is there."""
-        return self.answer is not None or self.failure is not None
-
-    def add_output(self, kind: bytes, data: bytes) -> None:
-        """Keep output until it's taken. Raises SandboxError (sandbox_lost) for more than was granted."""
-        self.unread += len(data)
-        if self.unread + self.owed > frames.WINDOW:
-            raise frames.lost("it sent more than it was allowed to")
-        if self.chunks and self.chunks[-1][0] == kind:
-            self.chunks[-1][1].extend(data)
-        else:
-            self.chunks.append((kind, bytearray(data)))
-
-    def grant(self, payload: bytes) -> None:
-        """Take a CREDIT frame's payload; never more than a window. Raises SandboxError (sandbox_lost)."""
-        if len(payload) != frames.COUNT.size:
-            raise frames.lost("it sent a malformed frame")
-        self.input_credit = min(frames.WINDOW, self.input_credit + frames.COUNT.unpack(payload)[0])
 
 
 class Job:
@@ -339,12 +302,9 @@ class SupervisorConnection:
         while True:
             while exchange.chunks:
                 kind, data = exchange.chunks.popleft()
-                exchange.unread -= len(data)
-                exchange.owed += len(data)
                 await take(kind, bytes(data))
-                if exchange.owed >= frames.WINDOW // 4 and not exchange.over:
-                    owed, exchange.owed = exchange.owed, 0
-                    await self.send(frames.encode(frames.CREDIT, exchange.number, frames.COUNT.pack(owed)))
+                if grant := exchange.taken(len(data)):
+                    await self.send(grant)
             if exchange.failure is not None:
                 raise frames.failure(exchange.failure, path)
             if exchange.answer is not None:
@@ -443,17 +403,8 @@ class SupervisorConnection:
         exchange = self._exchanges.get(number)
         if exchange is None:
             return
-        if kind in (frames.STDOUT, frames.STDERR):
-            exchange.add_output(kind, payload)
-        elif kind == frames.CREDIT:
-            exchange.grant(payload)
-        elif kind == frames.INPUT_CLOSED:
-            exchange.input_closed = True
-        elif kind == frames.RESULT:
-            exchange.answer = payload
-            del self._exchanges[number]
-        elif kind == frames.FAILED:
-            exchange.failure = payload
+        exchange.receive(kind, payload)
+        if exchange.over:
             del self._exchanges[number]
 
     def _greeted(self, content: frames.Json) -> None:

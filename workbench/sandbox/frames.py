@@ -44,6 +44,9 @@ from workbench.errors import CommandError, OptionsError, SandboxError
 from workbench.protocol.commands import Command, CommandResult
 
 PROTOCOL = 1
+KEEPER_PROTOCOL = 1
+"""Of what clients and keepers say to each other. GREET, HELLO and STOP never change, so that any two can part."""
+
 HEADER = struct.Struct("!IcI")
 COUNT = struct.Struct("!I")
 SIZE = struct.Struct("!HH")

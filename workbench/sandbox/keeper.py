@@ -1,9 +1,10 @@
 """The keeper: one process per live sandbox, which holds the overlay's lock and owns the sandbox.
 
-`python -m workbench.sandbox.keeper OVERLAY LOCK_FD READY_FD`, the spec as JSON on standard input. To READY_FD it writes
-lines of JSON: `{"report": sentence}` while it starts, then `{"ready": true}` or `{"error": …}`. Clients talk to it over
-a Unix socket in the frames of `frames.py`. It passes their requests on to the supervisor under ids of its own and the
-answers back, and looks at little else. Credit goes from end to end: a client that doesn't read holds up only itself.
+`python -m workbench.sandbox.keeper OVERLAY LOCK_FD READY_FD`. On standard input comes the spec as a line of JSON and,
+once a mount may begin, the line `start`; without that nothing is mounted. To READY_FD it writes lines of JSON: `{"report":
+sentence}` while it starts, then `{"ready": true}` or `{"error": …}`. Clients talk to it over a Unix socket in the frames
+of `frames.py`. It passes their requests on to the supervisor under ids of its own and the answers back, and looks at
+little else. Credit goes from end to end: a client that doesn't read holds up only itself.
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ from anyio.abc import ByteStream
 from workbench.errors import OptionsError, SandboxError, StateError, WorkbenchError
 from workbench.protocol.records import MountRecord
 from workbench.sandbox import frames, runtime
-from workbench.sandbox.backend import Backend, Limits, OverlayMount, SandboxSpec
+from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.backends import make_backend
 from workbench.vfs.session import OverlayDirectory, OverlayLock
 
-PROTOCOL = 1
-"""Of what clients and keepers say to each other. GREET, HELLO and STOP never change, so that any two can part."""
+PROTOCOL = frames.KEEPER_PROTOCOL
 
 _CREDENTIALS = struct.Struct("3i")
 _HELLO_SECONDS = 60.0
@@ -118,12 +118,12 @@ class Keeper:
     def __init__(
         self, overlay: OverlayDirectory, lock: OverlayLock, spec: SandboxSpec, report: Callable[[str], None]
     ) -> None:
-        """`lock` is the overlay's, held; `report` hears what takes long while it starts."""
+        """`lock` is the overlay's, held; `report` hears what takes long while it starts. Raises SandboxError."""
         self._overlay = overlay
         self._lock = lock
         self._spec = spec
         self._report = report
-        self._backend: Backend | None = None
+        self._backend = make_backend(spec)
         self._started = time.monotonic()
         self._decoder = frames.FrameDecoder()
         self._hello: frames.Json = {}
@@ -149,7 +149,7 @@ class Keeper:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._end, "stop")
-        backend = self._backend = make_backend(self._spec)
+        backend = self._backend
         self._record(MountRecord(name=backend.name, backend=backend.kind, boot_id=_boot_id()))
         try:
             stream = await backend.start(self._report)
@@ -206,7 +206,6 @@ class Keeper:
 
     def _record(self, mount: MountRecord | None) -> None:
         """Set what overlay.json says of our mount; None forgets it."""
-        assert self._backend is not None
         record = self._overlay.record()
         others = tuple(other for other in record.mounts if other.name != self._backend.name)
         self._overlay.save(record.model_copy(update={"mounts": (*others, mount) if mount else others}))
@@ -227,7 +226,6 @@ class Keeper:
             raise frames.lost(f"it said nothing for {_HELLO_SECONDS:.0f} seconds")
         if frames.number(self._hello, "protocol") != frames.PROTOCOL:
             raise frames.lost("its supervisor is of another version")
-        assert self._backend is not None
         self._epoch_ns = self._overlay.tick()
         offset = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._record(
@@ -405,7 +403,6 @@ class Keeper:
         return {number: route for number, route in self._routes.items() if route.kind == frames.RUN}
 
     def _info(self) -> frames.Json:
-        assert self._backend is not None
         now = time.monotonic()
         return {
             "protocol": PROTOCOL,
@@ -476,7 +473,6 @@ class Keeper:
 
     async def _unmount(self) -> None:
         """Have the backend remove everything, however long the engine can't be reached; until then the lock is held."""
-        assert self._backend is not None
         for attempt in range(sys.maxsize):
             try:
                 await self._backend.stop()
@@ -525,12 +521,11 @@ def main() -> None:
     """Run as the module's docstring says; returns when the sandbox is gone."""
     path, lock_fd, ready_fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     os.set_inheritable(ready_fd, False)
-    text = sys.stdin.read()
+    text = sys.stdin.readline()
     # Nobody's child: whoever started us needn't wait for our end.
     if os.fork():
         os._exit(0)
     os.setsid()
-    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
 
     def tell(content: frames.Json) -> None:
         # Who started us may be gone; the sandbox is there for the next one.
@@ -545,7 +540,11 @@ def main() -> None:
         overlay = OverlayDirectory.open(path)
         lock = overlay.adopt_lock(lock_fd)
         try:
-            await Keeper(overlay, lock, spec_from_json(text), lambda sentence: tell({"report": sentence})).run(ready)
+            keeper = Keeper(overlay, lock, spec_from_json(text), lambda sentence: tell({"report": sentence}))
+            # Whoever started us has had things to do while we came up, or has failed.
+            if sys.stdin.readline() == runtime.START:
+                os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+                await keeper.run(ready)
         finally:
             # Whoever hears that it failed finds the overlay free.
             lock.close()

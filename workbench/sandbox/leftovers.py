@@ -24,6 +24,23 @@ OVERLAY_LABEL = "workbench.overlay"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
+def unmount(overlay: OverlayDirectory, state_id: str) -> None:
+    """Remove whatever a killed keeper left mounted over an overlay. For the holder of the overlay's lock.
+
+    Raises SandboxError where it can't; StateError, OSError where its record can't be read.
+    """
+    record = overlay.record()
+    left = [mount for mount in record.mounts if mount.live]
+    for mount in left:
+        if mount.name:
+            ensure_unmounted(mount)
+        else:
+            ensure_none_mounted(overlay.path, state_id)
+    if left:
+        mounts = tuple(mount.model_copy(update={"live": False}) for mount in record.mounts)
+        overlay.save(record.model_copy(update={"mounts": mounts}))
+
+
 def ensure_unmounted(mount: MountRecord, engine: Engine | None = None) -> None:
     """Remove whatever a mount left behind; harmless where it left nothing. For the holder of the overlay's lock.
 
@@ -84,6 +101,15 @@ def sweep(state_directory: str, state_id: str, engine: Engine | None = None) -> 
             docker.remove(engine, name)
             removed.append(name)
     return tuple(removed)
+
+
+def abandoned(state_directory: str, state_id: str, engine: Engine | None = None) -> dict[str, str]:
+    """What `sweep` would remove: the names of sandboxes, each with its overlay's directory. Raises as `sweep`."""
+    return {
+        name: str(path)
+        for name, path in _sandboxes(engine or Engine(), state_id).items()
+        if path.is_relative_to(state_directory) and not OverlayDirectory(str(path)).is_locked()
+    }
 
 
 def remove_tree(path: str, *, image: str = "", engine: Engine | None = None) -> None:

@@ -14,6 +14,9 @@ from workbench.errors import StateError
 
 LINK = "keeper"
 LOG = "keeper.log"
+START = "start\n"
+"""What a new keeper is told once it may mount."""
+
 _SOCKET = "socket"
 
 
@@ -67,6 +70,18 @@ def forget_socket(overlay_path: str) -> None:
     """The overlay has no keeper any more. Only for the holder of the overlay's lock. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(overlay_path, LINK))
+
+
+def remove_socket(overlay_path: str) -> None:
+    """Remove the socket of a keeper that is gone. Only for the holder of the overlay's lock. Raises OSError."""
+    path = find_socket(overlay_path)
+    forget_socket(overlay_path)
+    if path is not None and os.path.basename(path) == _SOCKET:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        # It isn't empty where somebody left something there.
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(path))
 
 
 def _is_own(path: str) -> bool:

@@ -112,6 +112,11 @@ class FsspecStorage:
             raise paths.error(codes.get(kind, errno.EINVAL), path)
         return self._open(path)
 
+    def read_bytes(self, path: bytes) -> bytes:
+        """A regular file's content. Raises as `open`."""
+        with self.open(path) as file:
+            return file.read()
+
     def readlink(self, path: bytes) -> bytes:
         """A symlink's target. Raises as `stat`, and OSError(EINVAL) on anything else."""
         kind, info = self._look(path)

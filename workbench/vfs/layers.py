@@ -17,7 +17,8 @@ class Found:
 
     `kind` is that of its own entry, None where it has none, `WHITEOUT` where the path was deleted; `directories` is how
     many leading components are directories of the upper; `lower` whether the lower still shows at the path itself,
-    `lower_below` whether it does below it. `identity` is the entry's inode; `stat` gives its metadata.
+    `lower_below` whether it does below it. `identity` is the entry's inode; `stat` gives its metadata. `bare` is a lower
+    of which the layer remembers that it has nothing at the path or above it, from some directory down.
     """
 
     kind: Kind | None
@@ -26,6 +27,7 @@ class Found:
     lower_below: bool
     identity: int = 0
     stat: Callable[[], Stat] | None = None
+    bare: object = None
 
     def same_directory(self, other: Found) -> bool:
         """Whether both are of one upper entry, that hides the same of the lower."""
@@ -96,7 +98,7 @@ class Upper(Protocol):
         ...
 
     def entries(self, path: bytes) -> list[tuple[bytes, Kind]]:
-        """The names in a directory with their kinds, whiteouts too."""
+        """The names in a directory with their kinds, whiteouts too, sorted bytewise."""
         ...
 
     def content(self, path: bytes) -> bytes | Found:
@@ -123,8 +125,11 @@ class Upper(Protocol):
         """A new file with this content, where there is nothing or a whiteout. `mode` is subject to the umask."""
         ...
 
-    def make_directory(self, path: bytes, mode: int, *, opaque: bool) -> None:
-        """A new empty directory, where there is nothing or a whiteout. `mode` is subject to the umask."""
+    def make_directory(self, path: bytes, mode: int, *, opaque: bool, bare: object = None) -> None:
+        """A new empty directory, where there is nothing or a whiteout. `mode` is subject to the umask.
+
+        `bare` is a lower that has nothing there: what the kernel remembers for as long as it's mounted. A layer may, too.
+        """
         ...
 
     def make_symlink(self, path: bytes, target: bytes) -> None:

@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from workbench.vfs import marks, paths, syscalls
-from workbench.vfs.storage import Kind, Stat
+from workbench.vfs.storage import BY_NAME, Kind, Stat
 
+_CHUNK = 1 << 20
 _OCTAL_ESCAPE = 4
 """The length of an escaped byte in /proc/self/mountinfo: `\\040`."""
 
@@ -103,13 +104,17 @@ class LocalStorage:
             self._list_of_mount(path)
             return []
         try:
+            file = Kind.FILE
+            found: builtins.list[tuple[bytes, Kind]] = []
             # By that path, since of a descriptor the names come as text.
             with os.scandir(marks.itself(fd)) as listing:
-                # Files first, as most are.
-                kinds = {
-                    entry.name: Kind.FILE if entry.is_file(follow_symlinks=False) else _kind(entry) for entry in listing
-                }
-            return [(name, kind) for name in sorted(kinds) if (kind := kinds[name]) is not None]
+                for entry in listing:
+                    # Files first, as most are.
+                    kind = file if entry.is_file(follow_symlinks=False) else _kind(entry)
+                    if kind is not None:
+                        found.append((entry.name, kind))
+            found.sort(key=BY_NAME)
+            return found
         finally:
             os.close(fd)
 
@@ -140,6 +145,14 @@ class LocalStorage:
             raise paths.error(error.errno or errno.EIO, path) from error
         finally:
             os.close(looked)
+
+    def read_bytes(self, path: bytes) -> bytes:
+        """A regular file's content. Raises as `open`."""
+        fd = self.open_file(path)
+        try:
+            return read_whole(fd, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
 
     def open_directory(self, path: bytes) -> int:
         """A directory's descriptor, which the caller closes.
@@ -262,6 +275,18 @@ def open_quietly(looked: int) -> int:
         if error.errno != errno.EPERM:
             raise
         return os.open(itself, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def read_whole(fd: int, size: int) -> bytes:
+    """All that is left of a regular file of about `size` bytes. Raises OSError."""
+    data = os.read(fd, size + 1)
+    if len(data) == size:
+        return data
+    pieces = [data]
+    while data:
+        data = os.read(fd, _CHUNK)
+        pieces.append(data)
+    return b"".join(pieces)
 
 
 def _refuse_irregular(kind: Kind, path: bytes) -> None:

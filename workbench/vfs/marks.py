@@ -61,13 +61,15 @@ def _may_carry_user_attributes(fd: int) -> bool:
 
 
 def names(fd: int, *, is_open: bool = False) -> list[bytes]:
-    """The names of all attributes. `is_open` says that `fd` is no O_PATH descriptor, which is cheaper. Raises OSError."""
+    """The names of all attributes. It costs less where `fd` `is_open`, no O_PATH descriptor. Raises OSError."""
     try:
         found = os.listxattr(fd if is_open else itself(fd))
         return [os.fsencode(name) for name in found] if found else []
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             return []
+        if is_open and error.errno == errno.EBADF:
+            return names(fd)
         raise
 
 

@@ -23,9 +23,10 @@ _READING = handles.open_mode("rb")
 
 
 class _Node:
-    """An inode: `children` are a directory's, `content` a file's, `target` a symlink's."""
+    """An inode: `children` and `bare` are a directory's, `content` a file's, `target` a symlink's."""
 
     __slots__ = (
+        "bare",
         "children",
         "content",
         "ctime_ns",
@@ -48,6 +49,7 @@ class _Node:
         self.content = content
         self.nlink = 1
         self.opaque = False
+        self.bare: object = None
         self.mtime_ns = self.ctime_ns = time.time_ns()
         self.target = b""
         self.xattrs: dict[bytes, bytes] = _NO_XATTRS
@@ -88,6 +90,7 @@ class MemoryUpper:
         """As `layers.Upper.look`."""
         node = self._root
         lower = below = True
+        bare: object = None
         names = path.split(b"/") if path else ()
         for depth, name in enumerate(names):
             if node.kind is not Kind.DIR:
@@ -98,10 +101,11 @@ class MemoryUpper:
             if child is None:
                 # Only here can it be an impossible one.
                 paths.parts(path)
-                return Found(None, depth, lower, lower)
+                return Found(None, depth, lower, lower, bare=bare)
             node = child
+            bare = node.bare or bare
             below = below and node.kind is Kind.DIR and not node.opaque
-        return Found(node.kind, len(names), lower, below, node.inode, node.stat)
+        return Found(node.kind, len(names), lower, below, node.inode, node.stat, bare)
 
     def stat(self, path: bytes) -> Stat:
         """As `Storage.stat`."""
@@ -124,6 +128,11 @@ class MemoryUpper:
     def open(self, path: bytes) -> BinaryIO:
         """As `Storage.open`."""
         return io.BufferedReader(_MemoryFile(self._file(path), path, _READING))
+
+    def read_bytes(self, path: bytes) -> bytes:
+        """As `DetailedStorage.read_bytes`."""
+        with self.open(path) as file:
+            return file.read()
 
     def readlink(self, path: bytes) -> bytes:
         """As `Storage.readlink`."""
@@ -150,9 +159,10 @@ class MemoryUpper:
         """As `layers.Upper.make_file`."""
         self._make(path, Kind.FILE, mode & ~self._umask, Content(bytes(data), self._spill))
 
-    def make_directory(self, path: bytes, mode: int, *, opaque: bool) -> None:
+    def make_directory(self, path: bytes, mode: int, *, opaque: bool, bare: object = None) -> None:
         """As `layers.Upper.make_directory`."""
-        self._make(path, Kind.DIR, mode & 0o1777 & ~self._umask).opaque = opaque
+        node = self._make(path, Kind.DIR, mode & 0o1777 & ~self._umask)
+        node.opaque, node.bare = opaque, bare
 
     def make_symlink(self, path: bytes, target: bytes) -> None:
         """As `layers.Upper.make_symlink`."""
@@ -230,7 +240,8 @@ class MemoryUpper:
         else:
             del parent.children[name]
         parent.touched()
-        self._drop_tree(node or _WHITEOUT)
+        if node is not None:
+            self._drop_tree(node)
 
     def move(self, src: bytes, dst: bytes, *, whiteout: bool, opaque: bool) -> None:
         """As `layers.Upper.move`."""
@@ -239,6 +250,8 @@ class MemoryUpper:
         new_parent, new_name = self._place(dst)
         if opaque:
             node.opaque = True
+        # It was known of the other place.
+        node.bare = None
         self._drop(new_parent.children.get(new_name, _WHITEOUT))
         new_parent.children[new_name] = node
         if whiteout:
@@ -305,6 +318,9 @@ class MemoryUpper:
             node.ctime_ns = time.time_ns()
 
     def _drop_tree(self, top: _Node) -> None:
+        if not top.children:
+            self._drop(top)
+            return
         waiting = [top]
         while waiting:
             node = waiting.pop()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 import errno
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, TypeVar
 
 from workbench.vfs import paths, patterns
 from workbench.vfs.layers import Found, Upper
-from workbench.vfs.storage import DetailedStorage, Kind, Stat, Storage
+from workbench.vfs.storage import BY_NAME, DetailedStorage, Kind, Stat, Storage
+
+T = TypeVar("T")
 
 
 class MergedView:
@@ -73,16 +75,24 @@ class MergedView:
         content = self.upper.content(path)
         if isinstance(content, bytes):
             return content
+        if content.kind is None and self._detailed is not None:
+            return self._read_below(path, content, self._detailed.read_bytes)
         with self._open(path, content) as file:
             return file.read()
 
     def _open(self, path: bytes, found: Found) -> BinaryIO:
-        if found.kind is Kind.WHITEOUT or not (found.kind or found.lower):
+        if found.kind is Kind.WHITEOUT:
             raise paths.error(errno.ENOENT, path)
         if found.kind is not None:
             return self.upper.open(path)
+        return self._read_below(path, found, self.lower.open)
+
+    def _read_below(self, path: bytes, found: Found, read: Callable[[bytes], T]) -> T:
+        """What the lower gives for a path that the upper has nothing of."""
+        if not found.lower:
+            raise paths.error(errno.ENOENT, path)
         try:
-            return self.lower.open(path)
+            return read(path)
         except NotADirectoryError:
             # Or it isn't there at all, which depends on the upper.
             self._stat_below(path, found)
@@ -107,6 +117,7 @@ class MergedView:
         step aren't entered. A directory that vanishes meanwhile is passed over. Raises as `list`.
         """
         hidden = self._is_hidden(path)
+        directory = Kind.DIR
         # What is looked up from its parent costs the same at any depth.
         waiting: builtins.list[tuple[bytes, Found | None]] = [(path, None)]
         while waiting:
@@ -118,8 +129,8 @@ class MergedView:
                     raise
                 continue
             entries = self._visible(here, merged, hidden)
-            directories = [name for name, kind in entries if kind is Kind.DIR]
-            yield here, directories, [name for name, kind in entries if kind is not Kind.DIR]
+            directories = [name for name, kind in entries if kind is directory]
+            yield here, directories, [name for name, kind in entries if kind is not directory]
             waiting.extend((_child(here, name), found) for name in reversed(directories))
 
     def find(self, path: bytes = b"", *, kind: Kind | None = None) -> Iterator[bytes]:
@@ -145,6 +156,12 @@ class MergedView:
                 except (FileNotFoundError, NotADirectoryError):
                     continue
                 waiting.append((below, found, iter(self._visible(below, merged, hidden))))
+
+    def is_listed(self, path: bytes, top: bytes = b"") -> bool:
+        """Whether a walk from `top` may come by a path below it: whether nothing on the way there is hidden."""
+        names = paths.parts(path)
+        depths = range(len(paths.parts(top)), len(names))
+        return self._is_hidden(top) or not any(self._hides(b"/".join(names[:at]), names[at]) for at in depths)
 
     def glob(self, pattern: bytes) -> builtins.list[bytes]:
         """The paths that fit a pattern, sorted bytewise.
@@ -179,30 +196,37 @@ class MergedView:
         self._stat_below(path, found)
         return self._detailed.xattrs(path) if self._detailed is not None else {}
 
-    def _merge(self, path: bytes, above: Found | None = None) -> tuple[Found, dict[bytes, Kind]]:
-        """What the upper says of a directory, and all raw names in it; `above` is what it says of the parent."""
+    def _merge(self, path: bytes, above: Found | None = None) -> tuple[Found, builtins.list[tuple[bytes, Kind]]]:
+        """What the upper says of a directory, and all raw names in it, sorted; `above` is what it says of the parent."""
         found = self._look(path, above)
         while found.kind is not None and found.lower_below:
-            merged = self._lower_entries(path) | dict(self.upper.entries(path))
+            merged = self._both(path)
             # A directory that was deleted meanwhile has lost its whiteouts first, so that lower names would come back.
             again = self._look(path, above)
             if again.same_directory(found):
                 return found, merged
             found = again
         if found.kind is not None:
-            return found, dict(self.upper.entries(path))
-        if not found.lower:
-            raise paths.error(errno.ENOENT, path)
-        try:
-            return found, dict(self._entries_below(path))
-        except NotADirectoryError:
-            self._stat_below(path, found)
-            raise
+            return found, self.upper.entries(path)
+        return found, self._read_below(path, found, self._entries_below)
 
-    def _visible(self, path: bytes, merged: dict[bytes, Kind], hidden: bool) -> builtins.list[tuple[bytes, Kind]]:
+    def _both(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
+        """The raw names in a directory of both layers, those of the upper before those of the lower."""
+        try:
+            below = self._entries_below(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return self.upper.entries(path)
+        merged = dict(below)
+        merged.update(self.upper.entries(path))
+        return sorted(merged.items(), key=BY_NAME)
+
+    def _visible(
+        self, path: bytes, merged: builtins.list[tuple[bytes, Kind]], hidden: bool
+    ) -> builtins.list[tuple[bytes, Kind]]:
+        whiteout = Kind.WHITEOUT
         if not hidden and (self.hide_hidden_paths or not path):
-            merged = {name: kind for name, kind in merged.items() if not self._hides(path, name)}
-        return [(name, kind) for name in sorted(merged) if (kind := merged[name]) is not Kind.WHITEOUT]
+            return [each for each in merged if each[1] is not whiteout and not self._hides(path, each[0])]
+        return [each for each in merged if each[1] is not whiteout]
 
     def _hides(self, path: bytes, name: bytes) -> bool:
         if not path and name == self.scratch:
@@ -223,9 +247,16 @@ class MergedView:
 
     def _look(self, path: bytes, above: Found | None = None) -> Found:
         """What the upper says of a path that isn't deleted; `above` is what it says of the parent, where that's known."""
-        found = self.upper.look(path, above)
+        found = self._asked(path, above)
         if found.kind is Kind.WHITEOUT:
             raise paths.error(errno.ENOENT, path)
+        return found
+
+    def _asked(self, path: bytes, above: Found | None = None) -> Found:
+        """What the upper says of a path, with what it remembers of this lower."""
+        found = self.upper.look(path, above)
+        if found.bare is self.lower:
+            found.lower = found.lower_below = False
         return found
 
     def _stat_below(self, path: bytes, found: Found) -> Stat:
@@ -249,12 +280,6 @@ class MergedView:
             return self.lower.stat(above).kind is not Kind.DIR
         except (FileNotFoundError, NotADirectoryError):
             return True
-
-    def _lower_entries(self, path: bytes) -> dict[bytes, Kind]:
-        try:
-            return dict(self._entries_below(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
 
     def _entries_below(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         if self._detailed is not None:

@@ -130,7 +130,9 @@ class Overlay(MergedView):
             if kind is not None:
                 raise paths.error(errno.EEXIST, path)
             self._make_way(path, found)
-            self.upper.make_directory(path, mode, opaque=found.kind is Kind.WHITEOUT)
+            is_deleted = found.kind is Kind.WHITEOUT
+            is_bare = found.lower and not is_deleted
+            self.upper.make_directory(path, mode, opaque=is_deleted, bare=self.lower if is_bare else None)
 
     def makedirs(self, path: bytes, mode: int = 0o777, *, exist_ok: bool = False) -> None:
         """Make a directory, and those above it that aren't there. Raises FileExistsError, NotADirectoryError.
@@ -180,7 +182,8 @@ class Overlay(MergedView):
         return self._look(path)
 
     def _remove(self, path: bytes, found: Found) -> None:
-        whiteout = self._lower_has(path, found)
+        # What isn't the upper's own is the lower's.
+        whiteout = found.kind is None or self._lower_has(path, found)
         self._settle(path)
         self._make_way(path, found)
         self.upper.remove(path, whiteout=whiteout)
@@ -281,7 +284,7 @@ class Overlay(MergedView):
             here, there = waiting.pop()
             self.mkdir(there)
             made.append((there, self.stat(here).mode & _SHARED))
-            for name, kind in sorted(self._merge(here)[1].items()):
+            for name, kind in self._merge(here)[1]:
                 below = (_child(here, name), _child(there, name))
                 if kind is Kind.DIR:
                     waiting.append(below)
@@ -359,7 +362,7 @@ class Overlay(MergedView):
 
     def _target(self, path: bytes) -> tuple[Found, Kind | None]:
         """What the upper says of a path, and what the merged view has there. Raises for the way to it."""
-        found = self.upper.look(path)
+        found = self._asked(path)
         if found.kind is Kind.WHITEOUT:
             return found, None
         if found.kind is not None:
@@ -374,10 +377,9 @@ class Overlay(MergedView):
             return found, None
 
     def _require_parent(self, path: bytes, found: Found) -> None:
-        names = paths.parts(path)
-        if found.directories + 1 >= len(names):
+        if path.count(b"/") <= found.directories:
             return
-        parent = b"/".join(names[:-1])
+        parent = paths.parent(path)
         try:
             kind = self.stat(parent).kind
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -398,7 +400,7 @@ class Overlay(MergedView):
             return False
 
     def _refuse_full(self, path: bytes) -> None:
-        if any(kind is not Kind.WHITEOUT for kind in self._merge(path)[1].values()):
+        if any(kind is not Kind.WHITEOUT for _, kind in self._merge(path)[1]):
             raise paths.error(errno.ENOTEMPTY, path)
 
     def _lower_xattrs(self, path: bytes) -> dict[bytes, bytes]:
@@ -406,9 +408,9 @@ class Overlay(MergedView):
 
     def _make_way(self, path: bytes, found: Found) -> None:
         """Have the directory that holds a path, and those above it, in the upper."""
-        names = paths.parts(path)
-        if found.directories + 1 >= len(names):
+        if path.count(b"/") <= found.directories:
             return
+        names = paths.parts(path)
         # Again: something else may have been copied up since.
         for depth in range(self.upper.look(path).directories + 1, len(names)):
             above = b"/".join(names[:depth])
@@ -446,7 +448,7 @@ class Overlay(MergedView):
             found, merged = self._merge(here, above)
             if not found.lower_below:
                 continue
-            for name, kind in merged.items():
+            for name, kind in merged:
                 if kind is not Kind.WHITEOUT:
                     below = _child(here, name)
                     self._copy_up(below, self.upper.look(below, found))
@@ -455,6 +457,8 @@ class Overlay(MergedView):
 
     def _settle(self, path: bytes) -> None:
         """Copy up what is open for writing at a path, or below, before it's taken away: it stays that file."""
+        if not self._waiting:
+            return
         for waiting in [at for at in self._waiting if at == path or paths.is_below(at, path)]:
             if any(not file.closed for file in self._waiting[waiting]):
                 self._copy_up(waiting)

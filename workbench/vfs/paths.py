@@ -104,8 +104,13 @@ def open_below(root_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
     names = parts(path)
     if not names:
         return _open_again(root_fd, flags)
+    if len(path) < _PATH_MAX:
+        try:
+            return _open_piece(root_fd, path, flags | os.O_NOFOLLOW, mode)
+        except OSError as failure:
+            raise error(failure.errno or errno.EIO, path) from failure
     here = root_fd
-    pieces = [path] if len(path) < _PATH_MAX else list(_pieces(names))
+    pieces = list(_pieces(names))
     try:
         for position, piece in enumerate(pieces, start=1):
             last = position == len(pieces)

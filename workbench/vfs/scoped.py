@@ -69,6 +69,14 @@ class ScopedStorage:
         with self._inside(path) as there:
             return self._storage.open(there)
 
+    def read_bytes(self, path: bytes) -> bytes:
+        """A regular file's content. Raises as `open`."""
+        if isinstance(self._storage, DetailedStorage):
+            with self._inside(path) as there:
+                return self._storage.read_bytes(there)
+        with self.open(path) as file:
+            return file.read()
+
     def readlink(self, path: bytes) -> bytes:
         """As `Storage.readlink`. The target is as it was made: one that climbs out of the scope resolves nowhere."""
         with self._inside(path) as there:

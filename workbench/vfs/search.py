@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from workbench.errors import OptionsError
@@ -21,6 +21,10 @@ _LINE_SIZE = 1 << 20
 
 _BINARY_SIZE = 8 << 10
 """A file with a NUL in so many bytes from its beginning is binary; git takes 8,000 of them (`xdiff-interface.c`)."""
+
+_LEVELS = 2
+_LISTED = 100
+"""How many levels down, and in how many directories of each, `ignored_directories` looks; how many it names."""
 
 _NO_KINDS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
 """What opening says of a file that has vanished, or become something else, since it was listed."""
@@ -95,23 +99,21 @@ def grep(
     ignored: bool = False,
     limit: int = 200,
     columns: int = 400,
+    among: Collection[bytes] | None = None,
 ) -> Matches:
     """The lines that match a regular expression (Python's, over bytes), or that hold it where it's `literal`.
 
     `path` is a file, or a directory to search below, symlinks not followed; `names` a pattern for the last component of
     what is searched there. At most `limit` lines come back, of each at most `columns` bytes around the match. Files are
-    streamed. Raises OptionsError for an expression that isn't one, FileNotFoundError, NotADirectoryError.
+    streamed. Below a directory only those `among` some are looked at, where it's given: of all others somebody knows
+    that they can be read, and hold neither a matching line nor a NUL. Raises OptionsError for an expression that isn't
+    one, FileNotFoundError, NotADirectoryError.
     """
-    try:
-        expression = re.compile(re.escape(pattern) if literal else pattern, re.IGNORECASE if ignore_case else 0)
-    except re.error as error:
-        raise OptionsError(
-            f"The pattern isn't a regular expression: {error}.", hint="Correct it, or search for it literally."
-        ) from error
+    expression = compiled(pattern, literal=literal, ignore_case=ignore_case)
     matches: list[Match] = []
     unread: list[bytes] = []
     binary = 0
-    for file in _files(view, path, names, ignored):
+    for file in _files(view, path, names, ignored, among):
         try:
             found = _search(view, file, expression, columns)
             for match in found:
@@ -124,6 +126,16 @@ def grep(
             if error.errno not in _NO_KINDS:
                 unread.append(file)
     return Matches(tuple(matches), True, binary, tuple(unread))
+
+
+def compiled(pattern: bytes, *, literal: bool = False, ignore_case: bool = False) -> re.Pattern[bytes]:
+    """The expression that `grep` looks for. Raises OptionsError."""
+    try:
+        return re.compile(re.escape(pattern) if literal else pattern, re.IGNORECASE if ignore_case else 0)
+    except re.error as error:
+        raise OptionsError(
+            f"The pattern isn't a regular expression: {error}.", hint="Correct it, or search for it literally."
+        ) from error
 
 
 def tree(
@@ -179,18 +191,70 @@ def _shown(view: MergedView, path: bytes, kind: Kind) -> str:
         return shown
 
 
-def _files(view: MergedView, path: bytes, names: bytes, ignored: bool) -> Iterator[bytes]:
+def overlaid(view: MergedView, path: bytes, *, ignored: bool) -> list[bytes]:
+    """What the upper layer alone has below a directory, but directories, without what `grep` wouldn't come by."""
+    rules = _Rules(view)
+    found: list[bytes] = []
+    waiting = [path]
+    while waiting:
+        here = waiting.pop()
+        try:
+            entries = view.upper.entries(here)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for name, kind in entries:
+            below = paths.join(here, name)
+            if (ignored or not rules.ignores(here, name, kind)) and view.is_listed(below, path):
+                (waiting if kind is Kind.DIR else found).append(below)
+    return found
+
+
+def ignored_directories(view: MergedView, path: bytes) -> list[bytes]:
+    """Ignored directories below one, relative to it: those near the top, where the big ones mostly are."""
+    rules = _Rules(view)
+    found: list[bytes] = []
+    waiting = [path]
+    for _ in range(_LEVELS):
+        below: list[bytes] = []
+        for here in waiting[:_LISTED]:
+            try:
+                entries = view.entries(here)
+            except (FileNotFoundError, NotADirectoryError):
+                # It has vanished, or become something else.
+                continue
+            for name, kind in entries:
+                if kind is Kind.DIR:
+                    (found if rules.ignores(here, name, kind) else below).append(paths.join(here, name))
+        waiting = below
+    base = len(paths.parts(path))
+    return [b"/".join(paths.parts(each)[base:]) for each in found[:_LISTED]]
+
+
+def _files(
+    view: MergedView, path: bytes, names: bytes, ignored: bool, among: Collection[bytes] | None
+) -> Iterator[bytes]:
     kind = view.stat(path).kind
     if kind is not Kind.DIR:
         yield path
         return
     fits = patterns.matcher(names)
     rules = _Rules(view)
+    if among is not None:
+        for file in sorted(among, key=_turn):
+            if fits(paths.name(file)) and view.is_listed(file, path) and (ignored or not rules.ignore(file, path)):
+                yield file
+        return
     for here, directories, files in view.walk(path):
         if not ignored:
             directories[:] = [name for name in directories if not rules.ignores(here, name, Kind.DIR)]
             files = [name for name in files if not rules.ignores(here, name, Kind.FILE)]
         yield from (paths.join(here, name) for name in files if fits(name))
+
+
+def _turn(path: bytes) -> list[tuple[bool, bytes]]:
+    """What paths are sorted by into the order of a walk, which has a directory's files before its directories."""
+    *above, name = paths.parts(path)
+    return [*((True, each) for each in above), (False, name)]
 
 
 class _BinaryFileError(Exception):
@@ -237,6 +301,15 @@ class _Rules:
             if said is not None:
                 return said
         return False
+
+    def ignore(self, path: bytes, top: bytes) -> bool:
+        """Whether a file below a directory is ignored, or a directory on the way down to it."""
+        names = paths.parts(path)
+        last = len(names) - 1
+        return any(
+            self.ignores(b"/".join(names[:at]), names[at], Kind.DIR if at < last else Kind.FILE)
+            for at in range(len(paths.parts(top)), len(names))
+        )
 
     def _sources(self, directory: bytes) -> tuple[tuple[int, PatternList], ...]:
         missing = []

@@ -136,6 +136,20 @@ class OverlayDirectory:
                 )
             time.sleep(_LOCK_POLL)
 
+    def is_locked(self) -> bool:
+        """Whether somebody holds the lock at this moment; nothing is written. Raises OSError."""
+        try:
+            fd = os.open(self._lock_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def adopt_lock(self, fd: int) -> OverlayLock:
         """Take over a lock that was inherited as descriptor `fd`.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import builtins
 import os
 import stat as stat_module
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import BinaryIO, Protocol, runtime_checkable
+from operator import itemgetter
+from typing import BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 
 class Kind(StrEnum):
@@ -22,8 +22,17 @@ class Kind(StrEnum):
     WHITEOUT = "whiteout"
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+# A class's own constant takes a call to look up, before Python 3.12.
+_KINDS = {
+    stat_module.S_IFREG: Kind.FILE,
+    stat_module.S_IFDIR: Kind.DIR,
+    stat_module.S_IFLNK: Kind.SYMLINK,
+    stat_module.S_IFIFO: Kind.FIFO,
+    stat_module.S_IFSOCK: Kind.SOCKET,
+}
+
+
+class Stat(NamedTuple):
     """An entry's metadata: `mode` is the permission bits with setuid, setgid and sticky (0 to 0o7777), times in ns."""
 
     kind: Kind
@@ -41,20 +50,9 @@ class Stat:
     def of(cls, result: os.stat_result) -> Stat:
         """Convert what `os.lstat` or `os.fstat` returned; a character device 0:0 is a `WHITEOUT`."""
         mode = result.st_mode
-        if stat_module.S_ISREG(mode):
-            kind = Kind.FILE
-        elif stat_module.S_ISDIR(mode):
-            kind = Kind.DIR
-        elif stat_module.S_ISLNK(mode):
-            kind = Kind.SYMLINK
-        elif stat_module.S_ISFIFO(mode):
-            kind = Kind.FIFO
-        elif stat_module.S_ISSOCK(mode):
-            kind = Kind.SOCKET
-        elif stat_module.S_ISCHR(mode) and result.st_rdev == 0:
-            kind = Kind.WHITEOUT
-        else:
-            kind = Kind.DEVICE
+        kind = _KINDS.get(stat_module.S_IFMT(mode))
+        if kind is None:
+            kind = Kind.WHITEOUT if stat_module.S_ISCHR(mode) and result.st_rdev == 0 else Kind.DEVICE
         return cls(
             kind,
             stat_module.S_IMODE(mode),
@@ -67,6 +65,10 @@ class Stat:
             result.st_nlink,
             result.st_dev,
         )
+
+
+BY_NAME = itemgetter(0)
+"""Sorts entries, (name, kind): names are unique, so that to compare kinds as well would only take time."""
 
 
 class Storage(Protocol):
@@ -91,11 +93,15 @@ class Storage(Protocol):
 
 @runtime_checkable
 class DetailedStorage(Storage, Protocol):
-    """What a lower layer may know beyond `Storage`: it's used where both methods are there."""
+    """What a lower layer may know beyond `Storage`: it's used where all these methods are there."""
 
     # `builtins`, since `list` is a method here.
     def entries(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         """As `list`, with the kind of each entry."""
+        ...
+
+    def read_bytes(self, path: bytes) -> bytes:
+        """A regular file's content. Raises as `open`."""
         ...
 
     def xattrs(self, path: bytes) -> dict[bytes, bytes]:

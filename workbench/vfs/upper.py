@@ -19,13 +19,14 @@ from typing import BinaryIO
 
 from workbench.vfs import marks, paths, syscalls
 from workbench.vfs.layers import Entry, Found, OpenMode
-from workbench.vfs.local import LocalStorage, open_quietly
+from workbench.vfs.local import LocalStorage, open_quietly, read_whole
 from workbench.vfs.marks import Attributes
 from workbench.vfs.staging import Staging
 from workbench.vfs.storage import Kind, Stat
 
 __all__ = ["Attributes", "LocalUpper"]
 
+_LOOK = os.O_PATH | os.O_NOFOLLOW
 _NEW_FILE = 0o600
 _NEW_DIRECTORY = 0o700
 _CHUNK = 1 << 20
@@ -121,51 +122,47 @@ class LocalUpper(LocalStorage):
 
     def _look_down(self, path: bytes) -> Found:
         names = paths.parts(path)
-        # Of the root the kernel heeds no mark.
-        lower = below = True
+        lower = True
         here = self.root_fd
         try:
-            for depth, name in enumerate(names):
-                lower = below
-                try:
-                    entry = syscalls.try_openat2(here, name, os.O_PATH | os.O_NOFOLLOW)
-                except OSError as error:
-                    raise paths.error(error.errno or errno.EIO, path) from error
+            for depth, name in enumerate(names, start=1):
+                last = depth == len(names)
+                entry = syscalls.try_openat2(here, name, _LOOK) if last else _enter(here, name)
                 if entry < 0:
-                    return Found(None, depth, lower, lower)
+                    return Found(None, depth - 1, lower, lower)
                 if here != self.root_fd:
                     os.close(here)
                 here = entry
-                stat = os.fstat(here)
-                if stat_module.S_ISDIR(stat.st_mode):
-                    below = lower and self._shows_below(here)
-                elif depth + 1 == len(names):
-                    below = False
-                else:
-                    whiteout = Stat.of(stat).kind is Kind.WHITEOUT
-                    raise paths.error(errno.ENOENT if whiteout else errno.ENOTDIR, path)
-            return _found(here, len(names), lower, below)
+                if not last:
+                    lower = lower and self._shows_below(here, is_open=True)
+            return self._found(here, len(names), lower)
+        except OSError as error:
+            raise _said_of(error, path) from error
         finally:
             if here != self.root_fd:
                 os.close(here)
 
     def _look_from(self, above: Found, path: bytes) -> Found:
-        absent = Found(None, above.directories, above.lower_below, above.lower_below)
-        if above.kind is None:
-            return absent
-        try:
-            fd = paths.open_below(self.root_fd, path, os.O_PATH)
-        except FileNotFoundError:
-            return absent
-        try:
-            is_directory = stat_module.S_ISDIR(os.fstat(fd).st_mode)
-            below = is_directory and above.lower_below and self._shows_below(fd)
-            return _found(fd, above.directories + 1, above.lower_below, below)
-        finally:
-            os.close(fd)
+        if above.kind is not None:
+            try:
+                fd = paths.open_below(self.root_fd, path, os.O_PATH)
+            except FileNotFoundError:
+                pass
+            else:
+                try:
+                    return self._found(fd, above.directories + 1, above.lower_below)
+                finally:
+                    os.close(fd)
+        return Found(None, above.directories, above.lower_below, above.lower_below)
 
-    def _shows_below(self, fd: int) -> bool:
-        names = marks.names(fd)
+    def _found(self, fd: int, directories: int, lower: bool) -> Found:
+        stat = Stat.of(os.fstat(fd))
+        # Of the root the kernel heeds no mark.
+        below = lower and stat.kind is Kind.DIR and (not directories or self._shows_below(fd))
+        return Found(stat.kind, directories, lower, below, stat.inode, lambda: stat)
+
+    def _shows_below(self, fd: int, *, is_open: bool = False) -> bool:
+        names = marks.names(fd, is_open=is_open)
         if not names:
             return True
         marks.check_names(names)
@@ -186,17 +183,21 @@ class LocalUpper(LocalStorage):
         # What the upper has stands before anything else, whatever is above it.
         try:
             paths.parts(path)
-            looked = syscalls.try_openat2(self.root_fd, path, os.O_PATH | os.O_NOFOLLOW)
+            looked = syscalls.try_openat2(self.root_fd, path, _LOOK)
         except OSError:
             return self.look(path)
         if looked < 0:
             return self.look(path)
         try:
-            if not stat_module.S_ISREG(os.fstat(looked).st_mode):
+            status = os.fstat(looked)
+            if not stat_module.S_ISREG(status.st_mode):
                 return self.look(path)
-            with io.FileIO(open_quietly(looked), "rb") as file:
-                marks.check_names(marks.names(file.fileno(), is_open=True))
-                return file.readall()
+            fd = open_quietly(looked)
+            try:
+                marks.check_names(marks.names(fd, is_open=True))
+                return read_whole(fd, status.st_size)
+            finally:
+                os.close(fd)
         except OSError as error:
             raise _said_of(error, path) from error
         finally:
@@ -227,8 +228,8 @@ class LocalUpper(LocalStorage):
         with self._making(path) as (dir_fd, staged), _create(dir_fd, staged, mode) as file:
             _write(file, data)
 
-    def make_directory(self, path: bytes, mode: int, *, opaque: bool) -> None:
-        """As `layers.Upper.make_directory`."""
+    def make_directory(self, path: bytes, mode: int, *, opaque: bool, bare: object = None) -> None:
+        """As `layers.Upper.make_directory`; nothing is remembered."""
         with self._making(path) as (dir_fd, staged):
             os.mkdir(staged, mode, dir_fd=dir_fd)
             if opaque:
@@ -450,9 +451,22 @@ class LocalUpper(LocalStorage):
                 staging.place(staged, parent_fd, name, dir_fd=dir_fd, replace=replace and not copy_up)
 
 
-def _found(fd: int, directories: int, lower: bool, below: bool) -> Found:
-    stat = Stat.of(os.fstat(fd))
-    return Found(stat.kind, directories, lower, below, stat.inode, lambda: stat)
+def _enter(dir_fd: int, name: bytes) -> int:
+    """A directory's descriptor, for reading where that's permitted; -1 where there is nothing.
+
+    Raises FileNotFoundError for a whiteout, NotADirectoryError for anything else, OSError.
+    """
+    try:
+        return syscalls.try_openat2(dir_fd, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.ELOOP, errno.ENOTDIR):
+            raise
+    fd = syscalls.try_openat2(dir_fd, name, _LOOK)
+    if fd >= 0 and (kind := Stat.of(os.fstat(fd)).kind) is not Kind.DIR:
+        os.close(fd)
+        code = errno.ENOENT if kind is Kind.WHITEOUT else errno.ENOTDIR
+        raise OSError(code, os.strerror(code))
+    return fd
 
 
 def _said_of(error: OSError, path: bytes) -> OSError:

@@ -1,0 +1,81 @@
+"""A command as this process has it run, and how its end is told; whoever runs it.
+
+Stands on the path of every warm command: it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+from workbench.cli import output, terminal
+from workbench.protocol.commands import Command, CommandResult
+
+EXIT_TIMEOUT = 124
+GRACE_MS = 1000
+"""What a command that is to end has between SIGTERM and SIGKILL."""
+
+LAST_OUTPUT_S = 5.0
+"""How long the last output of a command that was told to end is waited for."""
+
+
+def wants_tty(said: bool | None) -> bool:
+    """Whether a command gets a terminal: what was said, else where standard input and output are one."""
+    return said if said is not None else sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def command(
+    argv: tuple[str, ...],
+    *,
+    with_tty: bool,
+    environment: dict[str, str] | None = None,
+    timeout_ms: int = 0,
+    output_limit: int = 0,
+) -> Command:
+    """The command for this process's streams; with a terminal its size and kind go along."""
+    rows, columns = terminal.size(sys.stdout.fileno())
+    kind = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ} if with_tty else {}
+    return Command(
+        argv,
+        environment={**kind, **(environment or {})},
+        tty=with_tty,
+        rows=rows,
+        columns=columns,
+        stdin=True,
+        timeout_ms=timeout_ms,
+        output_limit=output_limit,
+    )
+
+
+def located(wanted: Command, target: str, root: bytes, here: bytes) -> Command:
+    """The command in the directory that corresponds to `here` inside, where that lies in the workspace `root`.
+
+    `target` is where the sandbox has the workspace. Elsewhere it's the workspace's root.
+    """
+    inside = os.path.commonpath((here, root)) == root
+    cwd = os.path.normpath(os.path.join(target, os.fsdecode(os.path.relpath(here, root)))) if inside else target
+    return replace(wanted, cwd=cwd)
+
+
+def exit_code(result: CommandResult) -> int:
+    """What this process ends with: the command's own exit code, or 124 where its time was up."""
+    return EXIT_TIMEOUT if result.timed_out else result.exit_code
+
+
+def say_how_it_ended(result: CommandResult, changes: int | None, *, quiet: bool, timeout_ms: int) -> None:
+    """What the exit code alone doesn't tell, a line each on stderr."""
+    if result.timed_out:
+        output.say(f"ended after {timeout_ms / 1000:g} s, its time limit")
+    elif result.ended_by:
+        output.say(f"ended by {result.ended_by}")
+    elif result.out_of_memory:
+        output.say("it, or a process of it, was killed: the sandbox ran out of memory")
+    if result.omitted_bytes:
+        output.say(f"{result.omitted_bytes:,} bytes of its output were left out, between the head and the tail")
+    if quiet or result.ended_by:
+        return
+    if result.stopped_processes:
+        output.say(f"ended {result.stopped_processes} of its processes that were still running")
+    if changes:
+        output.say(f"{output.count(changes, 'file')} changed: workbench diff, workbench commit")

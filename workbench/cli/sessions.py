@@ -1,0 +1,137 @@
+"""`sessions`: every session of this user, whatever became of its directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from workbench.cli import output
+from workbench.cli.options import JsonOption, WorkspaceOption, failing, workspace_path
+from workbench.protocol.reports import PathReport, SandboxReport, SessionReport, SessionsReport, StoreReport
+from workbench.sessions import Session, WorkspaceSessions, survey
+from workbench.state import Standing, StateDirectory
+from workbench.vfs import paths
+from workbench.vfs.measure import Measured
+
+_STANDING = {
+    Standing.MISSING: "missing: deleted, moved, or its disk isn't there",
+    Standing.REPLACED: "another directory is there now",
+    Standing.UNREACHABLE: "can't be reached",
+    Standing.LET_GO: "let go of",
+    None: "record unreadable",
+}
+_AGES = (("d", 86400), ("h", 3600), ("min", 60))
+
+
+def sessions(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
+    """List all sessions: where they work, how old and how big they are, what they hold, what runs.
+
+    Those of every workspace of this user; with -w those of one. Nothing is started, and no workspace is searched through.
+    """
+    with failing(json):
+        root = None if workspace is None else os.path.realpath(workspace_path(workspace))
+        found = survey(StateDirectory.open(), root=root)
+    now = time.time_ns()
+    if json:
+        output.write_json(_report(found, now))
+    elif not any(each.sessions for each in found):
+        output.say("there are no sessions yet: workbench exec -- COMMAND starts one")
+    else:
+        _print(found, now)
+
+
+def _report(found: list[WorkspaceSessions], now_ns: int) -> SessionsReport:
+    return SessionsReport(
+        sessions=tuple(session_report(each, session, now_ns) for each in found for session in each.sessions),
+        workspaces=tuple(
+            StoreReport(
+                workspace=PathReport.of(each.root),
+                standing=None if each.standing is None else each.standing.value,
+                directory=each.directory,
+                size=each.store.size,
+                complete=each.store.complete,
+                problem=each.problem or None,
+            )
+            for each in found
+        ),
+    )
+
+
+def session_report(workspace: WorkspaceSessions, session: Session, now_ns: int) -> SessionReport:
+    """What programs get of one session."""
+    state = "running" if session.running else "busy" if session.busy else "stopped"
+    return SessionReport(
+        session=paths.display(os.fsencode(session.name)),
+        workspace=PathReport.of(workspace.root),
+        standing=None if workspace.standing is None else workspace.standing.value,
+        age_s=max(0, now_ns - session.touched_ns) / 1e9 if session.touched_ns else None,
+        changes=session.changes,
+        entries=session.upper.files,
+        upper_size=session.upper.size,
+        complete=session.upper.complete,
+        checkpoints=session.checkpoints,
+        checkpoint_size=session.checkpoint_bytes,
+        sandbox=SandboxReport(backend=session.backend, state=state),
+        problem=session.problem or None,
+    )
+
+
+def _print(found: list[WorkspaceSessions], now_ns: int) -> None:
+    rows = [_row(workspace, session, now_ns) for workspace in found for session in workspace.sessions]
+    head = ("SESSION", "WORKSPACE", "AGE", "CHANGES", "SIZE", "CHECKPOINTS", "SANDBOX", "")
+    if sys.stdout.isatty():
+        table = Table(box=None, pad_edge=False)
+        for number, name in enumerate(head):
+            table.add_column(name, justify="right" if number in (2, 3, 4) else "left", no_wrap=number in (2, 3, 4))
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        Console(no_color=not output.colours()).print(table)
+    else:
+        for row in (head, *rows):
+            print("\t".join(row).rstrip("\t"))
+    for workspace in found:
+        said = f"{output.path(workspace.root)}: {size(workspace.store)} of checkpoints"
+        output.say(f"{said} ({workspace.problem})" if workspace.problem else said)
+
+
+def _row(workspace: WorkspaceSessions, session: Session, now_ns: int) -> tuple[str, ...]:
+    running = session.backend or "running" if session.running else "busy" if session.busy else "-"
+    share = f"{session.checkpoints:,} ({decimal(session.checkpoint_bytes)})" if session.checkpoints else "-"
+    notes = [_STANDING[workspace.standing]] if workspace.standing is not Standing.HERE else []
+    return (
+        paths.display(os.fsencode(session.name)),
+        output.path(workspace.root) if workspace.root else "?",
+        age(now_ns - session.touched_ns) if session.touched_ns else "?",
+        changes(session),
+        size(session.upper),
+        share,
+        running,
+        "; ".join([*notes, *filter(None, [session.problem])]),
+    )
+
+
+def changes(session: Session) -> str:
+    """How many changes, or, where nobody counted them, that the overlay holds something."""
+    if session.changes is not None:
+        return f"{session.changes:,}"
+    return f"? ({output.count(session.upper.files, 'file')}{'' if session.upper.complete else ' or more'})"
+
+
+def size(measured: Measured) -> str:
+    """What a tree takes; `at least` where it wasn't measured whole."""
+    return f"{'' if measured.complete else 'at least '}{decimal(measured.size)}"
+
+
+def age(nanoseconds: int) -> str:
+    """`3 d`, in the largest unit of which there is one."""
+    seconds = max(0, nanoseconds) // 1_000_000_000
+    for unit, length in _AGES:
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
