@@ -86,7 +86,7 @@ def error(error: WorkbenchError, *, as_json: bool) -> None:
 
 def text(said: str) -> str:
     """Somebody's text on one line of a terminal: control and deceiving characters made visible."""
-    return _visible(said)
+    return _visible(said).replace("\n", "^J").replace("\t", "^I")
 
 
 def write_json(report: Frozen) -> None:
