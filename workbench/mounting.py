@@ -274,12 +274,13 @@ class Mounting:
         previous: Manifest | None = None,
         replaces: bool = False,
         mapped: bool = False,
+        scanned: bool = False,
     ) -> Checkpoint:
         """Keep the upper as a checkpoint, for ourselves unless `purpose` says what for.
 
         `offline` says that the caller holds the lock and nothing is mounted; what mounts left to judge by is then done
         with. Otherwise the sandbox is frozen. `message_id` as in `CheckpointStore.take`, `replaces` says that one of this
-        id may be there already, `mapped` as there. Raises CheckpointError.
+        id may be there already, `mapped` and `scanned` as there. Raises CheckpointError.
         """
         record = self._overlay.record()
         if offline and record.root_mode is None:
@@ -299,6 +300,7 @@ class Mounting:
                 offline=offline,
                 replace=replaces,
                 mapped=mapped,
+                scanned=scanned,
             )
             checkpoint = self._persistent(take)
         if (git := self._git_overlay_or_none()) is not None:
@@ -377,9 +379,8 @@ class Mounting:
 
         `current` as in `restore`, `purpose` as in `take`. Raises CheckpointError.
         """
-        return self.take(
-            None, label, offline=True, purpose=purpose, previous=self.restore_upper(target, current=current)
-        )
+        restored = self.restore_upper(target, current=current)
+        return self.take(None, label, offline=True, purpose=purpose, previous=restored, scanned=True)
 
     def restore_upper(self, target: Manifest, *, current: Manifest | None = None) -> Manifest:
         """As `replace_upper`, without the checkpoint, which has to follow with what this returns as `previous`."""

@@ -335,7 +335,15 @@ class Timeline:
         arrived = self._store.latest(self._session)
         if arrived is None or (arrived.purpose.kind, arrived.purpose.origin) != (kind, journey.origin):
             purpose = Purpose(kind, origin=journey.origin, goal=journey.goal, landed=journey.landed)
-            arrived = self._mounting.take(None, journey.label, offline=True, purpose=purpose, previous=restored)
+            # Of an emptied layer the root is another one since: it's the real directory's again.
+            arrived = self._mounting.take(
+                None,
+                journey.label,
+                offline=True,
+                purpose=purpose,
+                previous=restored,
+                scanned=kind is not RowKind.DISCARD,
+            )
         ShownDigests(self._overlay.path).clear()
         os.unlink(self._journey)
         self._store.release(self._session)

@@ -140,6 +140,7 @@ class CheckpointStore(StoredContents):
         offline: bool = False,
         replace: bool = False,
         mapped: bool = False,
+        scanned: bool = False,
         budget: Budget | None = None,
     ) -> Checkpoint:
         """Take a checkpoint of an upper layer. Whoever calls holds the overlay's lock, or has its sandbox frozen.
@@ -150,7 +151,8 @@ class CheckpointStore(StoredContents):
         if that came last, else the manifest of the session's last checkpoint, as it is where None. `offline` says that the
         layer isn't mounted, so that directories and files which their owner locked may be opened up for the moment.
         `mapped` says that a process shares a file's pages for writing: since no time will tell of what it writes there
-        next, no later scan relies on this one.
+        next, no later scan relies on this one. `scanned` says that `previous` is what a scan has just found, under the same
+        lock, and whose contents are all here: it isn't scanned again.
 
         The same tree as the last one makes no new commit: the checkpoint then has the last one's. Raises OptionsError for
         an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt,
@@ -158,16 +160,19 @@ class CheckpointStore(StoredContents):
         written, with all as it was before.
         """
 
-        def scanned(rows: Sequence[Row], pack: PackWriter) -> Manifest:
+        def read(rows: Sequence[Row], pack: PackWriter) -> Manifest:
             last = last_scanned(rows)
             known = self._manifest(last) if previous is None and last is not None else previous
             sink = _Contents(pack, self._side, self)
-            boot, scanned_ns = boot_id(), 0 if mapped else self._clock(upper)
-            entries = scan(upper, sink, boot_id=boot, previous=known, offline=offline, budget=budget)
+            if scanned and known is not None:
+                boot, scanned_ns, entries = known.boot_id, known.scanned_ns, known.entries
+            else:
+                boot, scanned_ns = boot_id(), 0 if mapped else self._clock(upper)
+                entries = scan(upper, sink, boot_id=boot, previous=known, offline=offline, budget=budget)
             bases = take_bases(entries, upper, lower, sink, epoch_ns=epoch_ns, previous=known)
             return Manifest(entries, bases, boot, scanned_ns)
 
-        return self._add(session, message_id, label, tool_call, purpose or Purpose(), replace, scanned)
+        return self._add(session, message_id, label, tool_call, purpose or Purpose(), replace, read)
 
     def name(
         self,
