@@ -84,9 +84,9 @@ class Session:
 
 
 @contextmanager
-def session(repository: Path) -> Iterator[Session]:
+def session(repository: Path, name: str = "default") -> Iterator[Session]:
     with anyio.from_thread.start_blocking_portal() as portal:
-        workspace = Workspace.open(repository)
+        workspace = Workspace.open(repository, session=name)
         try:
             yield Session(workspace, portal.call)
         finally:
@@ -108,7 +108,7 @@ def travel() -> Iterator[Row]:
             for count in (10, 1000):
                 yield from _going_back(ours, shadow, copy, count)
             yield from _copying(ours, many)
-        with session(few) as small, session(many) as big:
+        with session(few, "flat") as small, session(many, "flat") as big:
             seeds = iter(range(10**6))
 
             def take(one: Session) -> None:
