@@ -211,18 +211,44 @@ class Mounting:
         before()
         if spec.backend == "docker":
             leftovers.sweep(self._state.path, self._state.id)
-        if self._overlay.record().mounts:
-            self.take(None, "before a mount", offline=True)
-        self._overlay.adopt_root(self._lower)
-        if (git := self._git_overlay_or_none()) is not None:
-            with LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
-                git.adopt_root(lower)
-        self._agree_on_repository(report)
+        self._depart_anew("before a mount", report)
         record = self._overlay.record()
         asked = self.options.backend != "auto" or (record.backend_asked and record.backend == spec.backend)
         kind = {"backend": spec.backend, "backend_asked": asked, "image": spec.image}
         self._overlay.save(record.model_copy(update=kind))
         warm.note_mounted(self._overlay.path, self._directory.root, record.git_fingerprint)
+
+    def _depart_anew(self, why: str, report: Report) -> None:
+        """Have nothing left that an earlier epoch judges, and both layers agree on what they share."""
+        if self._overlay.record().mounts:
+            self.take(None, why, offline=True)
+        self._overlay.adopt_root(self._lower)
+        if (git := self._git_overlay_or_none()) is not None:
+            with LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
+                git.adopt_root(lower)
+        self._agree_on_repository(report)
+
+    def begin_epoch(self) -> MountRecord:
+        """Have what is written directly from now on judged as if the overlay were mounted at this moment.
+
+        The lock is held, nothing is mounted. Returns what overlay.json now has in `mounts`, alone. Raises CheckpointError,
+        OSError, StateError.
+        """
+        self._depart_anew("before direct changes", lambda _: None)
+        begun = MountRecord(
+            name="",
+            backend="none",
+            boot_id=boot_id(),
+            epoch_ns=self._overlay.tick(),
+            clock_offset_ns=clock_offset_ns(),
+            live=False,
+        )
+        self.set_epoch(begun)
+        return begun
+
+    def set_epoch(self, mount: MountRecord) -> None:
+        """Have overlay.json name this mount alone; the lock is held, nothing is mounted."""
+        self._overlay.save(self._overlay.record().model_copy(update={"mounts": (mount,)}))
 
     def _agree_on_repository(self, report: Report) -> None:
         """Set aside what the overlay has of the repository where the real one moved on since it was copied up."""
@@ -494,6 +520,11 @@ def boot_id() -> str:
 def clock_offset_ns() -> int:
     """The real-time clock less the boot-time clock: constant but for steps of the former."""
     return time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def owner_of_new(root: bytes) -> tuple[int, int] | None:
+    """Who gets what is written directly, so that commands may change it as well; None where that's the caller anyway."""
+    return _who(root)[:2] if os.geteuid() == 0 else None
 
 
 def _who(root: bytes) -> tuple[int, int, tuple[int, ...]]:

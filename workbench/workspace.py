@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from anyio import to_thread
 
@@ -20,6 +20,8 @@ from workbench.checkpoints.manifest import Omitted
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.checkpoints.upkeep import Retention
 from workbench.errors import CheckpointError, CommitError, ConflictError, OptionsError, OverlayError, SandboxError
+from workbench.files import Files
+from workbench.live import LiveOverlay
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.review.bases import conflicts
@@ -45,6 +47,12 @@ from workbench.vfs.search import Matches, Paths, Tree
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import write_file
 from workbench.warm import SESSION_NAME
+
+if TYPE_CHECKING:
+    from fsspec.spec import AbstractFileSystem
+
+    from workbench.storage_workspace import StorageWorkspace
+    from workbench.vfs.storage import Storage
 
 Report = Callable[[str], None]
 
@@ -133,11 +141,13 @@ class Workspace:
         self.timeline = Timeline(overlay, self._mounting, self._store, self._lower, directory.commits, session)
         """The session's checkpoints, for looking back; `rewind`, `redo` and `fork` go there."""
         self._searching = Searching(overlay, self._lower, self._mounting)
+        self._live: LiveOverlay | None = None
         self.session = session
         self.shown = ShownDigests(overlay.path)
         self.recovered: tuple[str, ...] = ()
         """What opening it had to put right after a crash, a sentence each."""
 
+    @overload
     @classmethod
     def open(
         cls,
@@ -146,9 +156,24 @@ class Workspace:
         session: str = "default",
         options: SandboxOptions | None = None,
         state_path: str | None = None,
+        report: Report = ...,
+    ) -> Self: ...
+
+    @overload
+    @classmethod
+    def open(cls, path: Storage | AbstractFileSystem, *, session: str = "default") -> StorageWorkspace: ...
+
+    @classmethod
+    def open(
+        cls,
+        path: str | bytes | os.PathLike[str] | Storage | AbstractFileSystem = ".",
+        *,
+        session: str = "default",
+        options: SandboxOptions | None = None,
+        state_path: str | None = None,
         report: Report = _silent,
-    ) -> Self:
-        """Open the workspace of a directory; nothing is mounted, nothing copied.
+    ) -> Self | StorageWorkspace:
+        """Open the workspace of a directory; nothing is mounted, nothing copied. Of a storage it's a `StorageWorkspace`.
 
         First completes a commit or a rewind that a crash cut short. `session` is 1 to 64 letters, digits and `._-`.
         `report` hears what had to be put right later on, a sentence each. Raises
@@ -156,6 +181,11 @@ class Workspace:
         put right.
         """
         _check_session(session)
+        if not isinstance(path, str | bytes | os.PathLike):
+            # Only here: it would cost every command the import of fsspec.
+            from workbench.storage_workspace import StorageWorkspace
+
+            return StorageWorkspace(path, session=session)
         state = StateDirectory.open(state_path)
         directory = state.workspace(os.path.realpath(os.fsencode(path)))
         workspace = cls(state, directory, directory.overlay(session), session, options or SandboxOptions())
@@ -177,6 +207,8 @@ class Workspace:
 
     def close(self) -> None:
         """Let go of file descriptors; a warm sandbox stays."""
+        if self._live is not None:
+            self._live.close()
         self._lower.close()
         self._store.close()
 
@@ -199,6 +231,20 @@ class Workspace:
     def store(self) -> CheckpointStore:
         """The checkpoints of all sessions of this workspace."""
         return self._store
+
+    # Files
+
+    @property
+    def view(self) -> LiveOverlay:
+        """The merged view, for reading and writing in blocking calls, whether a sandbox runs or not."""
+        if self._live is None:
+            self._live = LiveOverlay(self._lower, self._overlay, self._mounting, self._complete_overlay)
+        return self._live
+
+    @property
+    def files(self) -> Files:
+        """As `view`, in calls that can be awaited."""
+        return Files(self.view)
 
     # Commands
 
@@ -283,18 +329,7 @@ class Workspace:
         `path` is relative to the root. What the real workspace changed under a running sandbox is read through the
         sandbox, which may still show the old. Raises OSError as opening the file does, SandboxError (sandbox_lost).
         """
-        client = await KeeperClient.connect(self._overlay.path)
-        if client is None:
-            return await to_thread.run_sync(self._read, path)
-        async with client:
-            if await to_thread.run_sync(self._mounting.lower_moved_on, path):
-                mark_changed(self._overlay.path)
-                return await client.read_file(os.fsdecode(path))
-            return await to_thread.run_sync(self._read, path)
-
-    def _read(self, path: bytes) -> bytes:
-        with self._merged() as merged, merged.open(path) as stream:
-            return stream.read()
+        return await self.files.read(path)
 
     async def listing(self, path: bytes, *, everything: bool = False) -> tuple[list[Listed], bool]:
         """As `vfs.listing.listing`, of the merged view; `path` is relative to the root.

@@ -180,3 +180,64 @@ async def test_names_of_any_bytes_work(inside: Inside) -> None:
         await inside.connection.write_file(os.fsdecode(name), name)
         assert await inside.connection.read_file(os.fsdecode(name)) == name
         assert name in os.listdir(os.fsencode(inside.directory))
+
+
+async def test_edits_are_what_the_system_calls_of_their_names_do(inside: Inside) -> None:
+    connection, directory = inside.connection, inside.directory
+    await connection.edit("mkdir", "d", mode=0o750)
+    assert stat.S_IMODE((directory / "d").stat().st_mode) == 0o750
+    await connection.write_file("d/f", b"f", exclusive=True)
+    with pytest.raises(FileExistsError):
+        await connection.write_file("d/f", b"g", exclusive=True)
+    await connection.append_file("d/f", b"more")
+    await connection.append_file("d/g", b"g")
+    assert (directory / "d" / "f").read_bytes() == b"fmore"
+    with pytest.raises(FileExistsError):
+        await connection.edit("rename", "d/f", target="d/g", exclusive=1)
+    await connection.edit("rename", "d/f", target="d/h", exclusive=1)
+    await connection.edit("rename", "d/h", target="d/g")
+    await connection.edit("link", "d/g", target="other")
+    assert (directory / "other").stat().st_nlink == 2
+    await connection.edit("symlink", "link", target="d/g")
+    await connection.edit("chmod", "other", mode=0o600)
+    await connection.edit("utime", "other", atime_ns=1_000_000_000, mtime_ns=-5)
+    found = (directory / "d" / "g").stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_mtime_ns, found.st_size) == (0o600, -5, 5)
+    await connection.edit("unlink", "d/g")
+    await connection.edit("rmdir", "d")
+    assert sorted(os.listdir(directory)) == ["link", "other"]
+
+
+async def test_no_edit_follows_a_symlink_or_leaves_its_mount(inside: Inside) -> None:
+    await inside.sh("mkdir outside d; echo kept > outside/file; ln -s outside out; ln -s outside/file link")
+    connection = inside.connection
+    for call, options in (
+        ("unlink", {}),
+        ("mkdir", {}),
+        ("chmod", {"mode": 0}),
+        ("utime", {"atime_ns": 0, "mtime_ns": 0}),
+    ):
+        with pytest.raises(NotADirectoryError):
+            await connection.edit(call, "out/file", **options)  # type: ignore[arg-type]
+    with pytest.raises(NotADirectoryError):
+        await connection.edit("rename", "d", target="out/d")
+    with pytest.raises(OSError, match="Invalid argument"):
+        await connection.edit("rename", "d", target="../d")
+    with pytest.raises(OSError, match="not supported"):
+        await connection.edit("chmod", "link", mode=0o777)
+    with pytest.raises(OSError, match="symbolic link"):
+        await connection.append_file("link", b"x")
+    await inside.sh("mkfifo fifo")
+    with pytest.raises(OSError, match=r"No such device|Invalid argument"):
+        await connection.append_file("fifo", b"x")
+    await connection.edit("link", "link", target="link-too")
+    assert await inside.text("cat outside/file; readlink link-too") == "kept\noutside/file\n"
+
+
+async def test_edits_wait_until_it_is_thawed(inside: Inside) -> None:
+    async with anyio.create_task_group() as group, inside.connection.freeze():
+        group.start_soon(inside.connection.edit, "mkdir", "d")
+        for _ in range(20):
+            await inside.connection.counters()
+        assert os.listdir(inside.directory) == []
+    assert os.listdir(inside.directory) == ["d"]

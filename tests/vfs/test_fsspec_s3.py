@@ -1,4 +1,7 @@
-"""An object store as a lower layer; where s3fs and a server that stands in for S3 (moto) are installed."""
+"""An object store as a lower layer; where s3fs and a server that stands in for S3 (moto) are installed.
+
+s3fs pins the fsspec of its day: `tests/suites/test_releases.py` runs this in an environment of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from workbench.vfs.overlay import Overlay
 from workbench.vfs.scoped import scope
 from workbench.vfs.storage import Kind, Storage
 
-pytest.importorskip("s3fs")
+pytest.importorskip("s3fs", reason="tests/suites/test_releases.py runs it, in an environment of its own")
 moto = pytest.importorskip("moto.server")
 
 # Those of the clients and of the server that stands in.

@@ -1,24 +1,21 @@
-"""universal_pathlib's reusable cases over an overlay. They come with its source distribution, not with its wheel:
-UPATH_SOURCE names the unpacked one."""
+"""universal_pathlib's reusable cases over an overlay. They come with its source distribution, not with its wheel."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from tests.suites.fetched import source_distribution
 from tests.vfs.faces import MAKES, new_overlay
 from workbench.vfs.fsspec_face import OverlayFileSystem
 
 upath = pytest.importorskip("upath")
-SOURCE = os.environ.get("UPATH_SOURCE")
-if SOURCE is None:
-    pytest.skip("UPATH_SOURCE doesn't name universal_pathlib's source distribution", allow_module_level=True)
-upath.__path__.append(os.path.join(SOURCE, "upath"))
+upath.__path__.append(str(source_distribution(f"universal_pathlib=={version('universal_pathlib')}") / "upath"))
 
 from upath.tests.cases import BaseTests  # noqa: E402 (only now it can be imported)
 from upath.tests.utils import OverrideMeta, overrides_base  # noqa: E402

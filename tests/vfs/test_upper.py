@@ -11,6 +11,7 @@ import pytest
 
 import workbench
 from workbench.errors import OverlayError
+from workbench.vfs import marks
 from workbench.vfs.storage import Kind
 from workbench.vfs.syscalls import file_handle
 from workbench.vfs.upper import LocalUpper
@@ -109,6 +110,13 @@ def test_a_device_node_is_refused(upper: LocalUpper, tmp_path: Path) -> None:
     os.close(fd)
 
 
+def test_an_origin_of_ours_holds_the_handle_it_was_made_of(upper: LocalUpper, tmp_path: Path) -> None:
+    handle = upper.handle(b"")
+    assert handle
+    assert marks.origin(marks.origin_of(handle)) == handle
+    assert marks.origin(marks.origin_of(b"")) == b""
+
+
 def test_an_origin_is_the_handle_inside_the_kernels_struct(upper: LocalUpper, tmp_path: Path) -> None:
     (tmp_path / "lower").write_text("x")
     (tmp_path / "copy").write_text("x")
@@ -132,6 +140,7 @@ def test_an_origin_is_the_handle_inside_the_kernels_struct(upper: LocalUpper, tm
 
 _UNPRIVILEGED = """
 import ctypes, os, sys
+from workbench.vfs import marks
 from workbench.vfs.storage import Kind
 from workbench.vfs.upper import LocalUpper
 os.setgroups([])

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from workbench.checkpoints import files, manifest_format, objects, side_store, tree
 from workbench.checkpoints.bases import take_bases
@@ -63,6 +63,17 @@ _CONFIG = b"""[core]
 """
 _ATTRIBUTES = b"* -text -eol -ident -filter -working-tree-encoding\n"
 _HEAD = b"ref: refs/heads/none\n"
+
+
+class Layer(Protocol):
+    """What a checkpoint can be taken of: an upper layer, on disk or in memory, and what it departs from."""
+
+    def manifest(self, sink: Sink, previous: Manifest | None) -> Manifest:
+        """All that it holds at this moment, with the contents in the sink, and the bases of its paths.
+
+        `previous` is an earlier manifest of it. Raises OSError, OverlayError (layer_unsupported).
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,25 +165,40 @@ class CheckpointStore(StoredContents):
         next, no later scan relies on this one. `scanned` says that `previous` is what a scan has just found, under the same
         lock, and whose contents are all here: it isn't scanned again.
 
+        Returns and raises as `take_of`.
+        """
+        layer = _DiskLayer(upper, lower, self.pack_directory, epoch_ns, offline, mapped, scanned, budget)
+        return self.take_of(
+            session,
+            layer,
+            message_id=message_id,
+            label=label,
+            tool_call=tool_call,
+            purpose=purpose,
+            previous=previous,
+            replace=replace,
+        )
+
+    def take_of(
+        self,
+        session: str,
+        layer: Layer,
+        *,
+        message_id: str | None = None,
+        label: str = "",
+        tool_call: str = "",
+        purpose: Purpose | None = None,
+        previous: Manifest | None = None,
+        replace: bool = False,
+    ) -> Checkpoint:
+        """Take a checkpoint of any layer. Arguments as of `take`.
+
         The same tree as the last one makes no new commit: the checkpoint then has the last one's. Raises OptionsError for
         an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt,
         checkpoint_raced where another process took one of this session meanwhile, and checkpoint_failed where it can't be
         written, with all as it was before.
         """
-
-        def read(rows: Sequence[Row], pack: PackWriter) -> Manifest:
-            last = last_scanned(rows)
-            known = self._manifest(last) if previous is None and last is not None else previous
-            sink = _Contents(pack, self._side, self)
-            if scanned and known is not None:
-                boot, scanned_ns, entries = known.boot_id, known.scanned_ns, known.entries
-            else:
-                boot, scanned_ns = boot_id(), 0 if mapped else self._clock(upper)
-                entries = scan(upper, sink, boot_id=boot, previous=known, offline=offline, budget=budget)
-            bases = take_bases(entries, upper, lower, sink, epoch_ns=epoch_ns, previous=known)
-            return Manifest(entries, bases, boot, scanned_ns)
-
-        return self._add(session, message_id, label, tool_call, purpose or Purpose(), replace, read)
+        return self._add(session, message_id, label, tool_call, purpose or Purpose(), replace, layer.manifest, previous)
 
     def name(
         self,
@@ -188,7 +214,7 @@ class CheckpointStore(StoredContents):
         One of the kind `COMMAND` is never taken for what the upper layer holds.
         """
         manifest = of.manifest
-        return self._add(session, message_id, label, "", purpose or Purpose(), False, lambda rows, pack: manifest)
+        return self._add(session, message_id, label, "", purpose or Purpose(), False, lambda sink, known: manifest)
 
     def hold(self, session: str, manifest: Manifest) -> Checkpoint:
         """Keep a manifest that is to be restored, whose contents are all here, until the session's next one is held.
@@ -344,11 +370,6 @@ class CheckpointStore(StoredContents):
         finally:
             os.close(fd)
 
-    def _clock(self, upper: LocalUpper) -> int:
-        """The time on the upper's filesystem, 0 where the store is on another and can't tell it."""
-        probe = files.probe(self.pack_directory)
-        return probe.st_ctime_ns if probe.st_dev == os.fstat(upper.root_fd).st_dev else 0
-
     def rewrite(
         self, session: str, keep: Callable[[Row], bool], change: Callable[[Manifest], Manifest] | None = None
     ) -> int:
@@ -436,7 +457,8 @@ class CheckpointStore(StoredContents):
         tool_call: str,
         purpose: Purpose,
         replace: bool,
-        read: Callable[[Sequence[Row], PackWriter], Manifest],
+        read: Callable[[Sink, Manifest | None], Manifest],
+        previous: Manifest | None = None,
     ) -> Checkpoint:
         if message_id is not None and not 0 < len(message_id) <= _MAX_MESSAGE:
             raise OptionsError(f"A message id has 1 to {_MAX_MESSAGE} characters.")
@@ -450,7 +472,9 @@ class CheckpointStore(StoredContents):
                     hint="Choose another id, or ask for the old one to be replaced.",
                 )
             with self._pack() as pack:
-                manifest = read(rows, pack)
+                scanned = last_scanned(rows)
+                known = self._manifest(scanned) if previous is None and scanned is not None else previous
+                manifest = read(_Contents(pack, self._side, self), known)
                 tree_id = tree.build(manifest, pack.add)
                 last = rows[-1] if rows else None
                 row = self._row(last, message_id or automatic_id(rows), label, tool_call, purpose, manifest)
@@ -521,6 +545,34 @@ class CheckpointStore(StoredContents):
 
     def _commit(self, oid: bytes) -> bytes:
         return self.object(oid, objects.COMMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class _DiskLayer:
+    """An upper layer on disk over a real directory."""
+
+    upper: LocalUpper
+    lower: LocalStorage
+    pack_directory: str
+    epoch_ns: int | None
+    offline: bool
+    mapped: bool
+    scanned: bool
+    budget: Budget | None
+
+    def manifest(self, sink: Sink, previous: Manifest | None) -> Manifest:
+        if self.scanned and previous is not None:
+            boot, scanned_ns, entries = previous.boot_id, previous.scanned_ns, previous.entries
+        else:
+            boot, scanned_ns = boot_id(), 0 if self.mapped else self._clock()
+            entries = scan(self.upper, sink, boot_id=boot, previous=previous, offline=self.offline, budget=self.budget)
+        bases = take_bases(entries, self.upper, self.lower, sink, epoch_ns=self.epoch_ns, previous=previous)
+        return Manifest(entries, bases, boot, scanned_ns)
+
+    def _clock(self) -> int:
+        """The time on the upper's filesystem, 0 where the store is on another and can't tell it."""
+        probe = files.probe(self.pack_directory)
+        return probe.st_ctime_ns if probe.st_dev == os.fstat(self.upper.root_fd).st_dev else 0
 
 
 @dataclass(frozen=True, slots=True)

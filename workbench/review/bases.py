@@ -13,8 +13,7 @@ from workbench.checkpoints.manifest import Base, Certainty, Manifest
 from workbench.errors import OptionsError
 from workbench.review.changeset import Change, ChangeSet, State
 from workbench.vfs import paths, syscalls
-from workbench.vfs.local import LocalStorage
-from workbench.vfs.storage import Kind, Stat
+from workbench.vfs.storage import Kind, Lower, Stat
 
 BIG = "big:"
 """How the id of a file in the side store begins; 64 hex digits of SHA-256 follow."""
@@ -82,19 +81,13 @@ class Examination:
     linked: set[bytes] = field(default_factory=set)
 
 
-def look(root: LocalStorage, path: bytes) -> Found | None:
+def look(root: Lower, path: bytes) -> Found | None:
     """What stands at a path, a symlink itself; None where nothing does.
 
     Raises OSError: EXDEV at or below a mount point, and whatever else keeps it from being seen.
     """
-    try:
-        fd = paths.open_below(root.root_fd, path, os.O_PATH)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        return look_at(fd)
-    finally:
-        os.close(fd)
+    found = root.identify(path)
+    return None if found is None else Found(*found)
 
 
 def look_at(fd: int) -> Found:
@@ -120,7 +113,7 @@ class ContentHasher:
         return self._prefix + self._hash.hexdigest()
 
 
-def content_id(root: LocalStorage, path: bytes, found: Found, *, like: str) -> str:
+def content_id(root: Lower, path: bytes, found: Found, *, like: str) -> str:
     """The id of the content of a file or symlink, of the same sort as `like`; "" where it is neither, or no longer.
 
     Raises OSError.
@@ -133,21 +126,23 @@ def content_id(root: LocalStorage, path: bytes, found: Found, *, like: str) -> s
             return hasher.id()
         if found.stat.kind is not Kind.FILE:
             return ""
-        fd = root.open_file(path)
+        file = root.open(path)
     except OSError as error:
         if error.errno in _CHANGED:
             return ""
         raise
-    try:
-        hasher = ContentHasher(like, os.fstat(fd).st_size)
-        while data := os.read(fd, _CHUNK):
+    with file:
+        size = found.stat.size
+        if file.seekable():
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+        hasher = ContentHasher(like, size)
+        while data := file.read(_CHUNK):
             hasher.update(data)
-    finally:
-        os.close(fd)
     return hasher.id()
 
 
-def _names(root: LocalStorage, path: bytes) -> set[bytes] | None:
+def _names(root: Lower, path: bytes) -> set[bytes] | None:
     """The names in a directory, None where there is no directory any more."""
     try:
         return set(root.list(path))
@@ -158,7 +153,7 @@ def _names(root: LocalStorage, path: bytes) -> set[bytes] | None:
 
 
 def holds(
-    root: LocalStorage,
+    root: Lower,
     path: bytes,
     base: Base,
     *,
@@ -196,7 +191,7 @@ def _was_restored(found: Found, was_ns: int, is_ns: int, restored: Restored) -> 
 
 
 def tree_holds(
-    root: LocalStorage,
+    root: Lower,
     at: bytes,
     bases: Iterable[Base],
     *,
@@ -230,7 +225,7 @@ def tree_holds(
     return all(_names(root, here(path)) == names for path, names in expected.items())
 
 
-def reaches(root: LocalStorage, path: bytes, old: State | None, new: State | None) -> bool:
+def reaches(root: Lower, path: bytes, old: State | None, new: State | None) -> bool:
     """Whether the workspace is at `path` already what a step would make of it. Raises OSError."""
     found = look(root, path)
     if found is None or new is None:
@@ -253,7 +248,7 @@ def is_mode_alone(old: State | None, new: State | None) -> bool:
     return old.kind is Kind.DIR or (bool(old.blob) and old.blob == new.blob)
 
 
-def _has_other_names(root: LocalStorage, path: bytes) -> bool:
+def _has_other_names(root: Lower, path: bytes) -> bool:
     found = look(root, path)
     return found is not None and found.stat.nlink > 1
 
@@ -280,7 +275,7 @@ def steps_of(changes: Iterable[Change]) -> dict[bytes, Step]:
 
 
 def conflicts(
-    root: LocalStorage,
+    root: Lower,
     change_set: ChangeSet,
     manifest: Manifest,
     *,
@@ -296,7 +291,7 @@ def conflicts(
 
 
 def examine(
-    root: LocalStorage,
+    root: Lower,
     change_set: ChangeSet,
     manifest: Manifest,
     *,
@@ -377,7 +372,7 @@ def _recorded_children(bases: Mapping[bytes, Base]) -> dict[bytes, set[bytes]]:
 
 
 def _ancestors_stand(
-    root: LocalStorage, path: bytes, examination: Examination, manifest: Manifest, known: dict[bytes, bool]
+    root: Lower, path: bytes, examination: Examination, manifest: Manifest, known: dict[bytes, bool]
 ) -> bool:
     """Whether every directory above a step is still the one that the overlay knew, or one that the change set makes."""
     if not path:
@@ -396,7 +391,7 @@ def _ancestors_stand(
     return stands
 
 
-def _directory_stands(root: LocalStorage, path: bytes, examination: Examination, manifest: Manifest) -> bool:
+def _directory_stands(root: Lower, path: bytes, examination: Examination, manifest: Manifest) -> bool:
     if path in examination.steps:
         # It comes, goes or changes with this very change set, and is examined as a path of its own.
         return True
@@ -416,7 +411,7 @@ def _directory_stands(root: LocalStorage, path: bytes, examination: Examination,
     return True
 
 
-def _examine_listing(root: LocalStorage, path: bytes, recorded: set[bytes], examination: Examination) -> None:
+def _examine_listing(root: Lower, path: bytes, recorded: set[bytes], examination: Examination) -> None:
     """A directory that goes must hold what was recorded of it, all of which goes with it."""
     standing = _names(root, path)
     if standing is None:

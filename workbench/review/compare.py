@@ -16,8 +16,8 @@ from workbench.review.names import REPOSITORY_NAMES, folded, is_git, is_reposito
 from workbench.review.nearest import Nearest, with_ancestors
 from workbench.review.renames import with_renames
 from workbench.review.risk import Contents, RiskRules
-from workbench.vfs.local import LocalStorage
-from workbench.vfs.storage import Kind, Stat
+from workbench.vfs.storage import Directory as LowerDirectory
+from workbench.vfs.storage import Kind, Lower, Stat
 
 _SETID = 0o6000
 _LANDING = 0o1777
@@ -32,7 +32,7 @@ _SPECIAL = {Kind.FIFO: Left.FIFO, Kind.SOCKET: Left.SOCKET, Kind.DEVICE: Left.DE
 def change_set(
     checkpoint: str,
     manifest: Manifest,
-    lower: LocalStorage,
+    lower: Lower,
     store: Contents,
     *,
     scratch: bytes,
@@ -78,7 +78,7 @@ def _encoded(state: State | None) -> bytes:
 class _Comparison:
     """One walk over the upper layer, from the root down; what it finds is in `changes` and `left`."""
 
-    def __init__(self, manifest: Manifest, lower: LocalStorage, scratch: bytes, root_mode: int | None) -> None:
+    def __init__(self, manifest: Manifest, lower: Lower, scratch: bytes, root_mode: int | None) -> None:
         self._manifest = manifest
         self._lower = lower
         self._scratch = scratch
@@ -112,10 +112,10 @@ class _Comparison:
         entries = self._children.get(path, {})
         if not entries and not hidden:
             return
-        fd = -1
+        below_it: LowerDirectory | None = None
         if in_lower:
             try:
-                fd = self._lower.open_directory(path)
+                below_it = self._lower.directory(path)
             except PermissionError:
                 self._leave(path, Left.UNREADABLE, emptied=hidden)
                 return
@@ -124,24 +124,25 @@ class _Comparison:
                 if error.errno not in _GONE:
                     raise
         try:
-            if self._is_repository(entries, fd):
+            if self._is_repository(entries, below_it):
                 self._leave(path, Left.REPOSITORY, emptied=hidden)
                 return
             rules = self._rules.directory(path)
             below = path + b"/" if path else b""
             for name, entry in entries.items():
-                self._entry(below + name, name, entry, rules, fd, hidden)
-            if hidden and fd >= 0:
-                names = sorted(os.fsencode(name) for name in os.listdir(fd))
-                gone = (name for name in names if name not in entries or entries[name].kind is Kind.WHITEOUT)
+                self._entry(below + name, name, entry, rules, below_it, hidden)
+            if hidden and below_it is not None:
+                gone = (name for name in below_it.names() if name not in entries or entries[name].kind is Kind.WHITEOUT)
                 self._delete([below + name for name in gone])
         finally:
-            if fd >= 0:
-                os.close(fd)
+            if below_it is not None:
+                below_it.close()
 
-    def _entry(self, path: bytes, name: bytes, entry: Entry, rules: Directory, fd: int, hidden: bool) -> None:
+    def _entry(
+        self, path: bytes, name: bytes, entry: Entry, rules: Directory, lower: LowerDirectory | None, hidden: bool
+    ) -> None:
         try:
-            old = _stat(fd, name)
+            old = lower.stat(name) if lower is not None else None
             if entry.kind is Kind.WHITEOUT:
                 # In a hidden directory a whiteout says nothing: what isn't in the upper is gone anyway.
                 if old is not None and not hidden:
@@ -181,11 +182,11 @@ class _Comparison:
             return Left.IGNORED
         return None if kind is Kind.WHITEOUT else _SPECIAL.get(kind)
 
-    def _is_repository(self, entries: dict[bytes, Entry], fd: int) -> bool:
+    def _is_repository(self, entries: dict[bytes, Entry], lower: LowerDirectory | None) -> bool:
         """Whether git could take a directory for a repository: in the lower, in the merged view or after a commit."""
         names = {folded(name) for name, entry in entries.items() if entry.kind is not Kind.WHITEOUT}
-        if "head" in names or _stat(fd, b"HEAD") is not None:
-            names.update(folded(name) for name in REPOSITORY_NAMES if _stat(fd, name) is not None)
+        if lower is not None and ("head" in names or lower.stat(b"HEAD") is not None):
+            names.update(folded(name) for name in REPOSITORY_NAMES if lower.stat(name) is not None)
         return is_repository(names)
 
     def _compare_directory(self, path: bytes, entry: Entry, old: Stat | None) -> None:
@@ -284,7 +285,7 @@ class _Comparison:
                         reason = Left.REPOSITORY
                 elif reason is None and old.kind is Kind.FILE and self._uid not in (0, old.uid):
                     # What can't be read can't be looked at before it goes, nor brought back.
-                    os.close(self._lower.open_file(path))
+                    self._lower.open(path).close()
             except PermissionError:
                 reason = Left.UNREADABLE
             except (FileNotFoundError, NotADirectoryError):
@@ -342,16 +343,6 @@ class _Comparison:
             count += not children and path != top
             waiting.extend(path + b"/" + name if path else name for name in children)
         return count
-
-
-def _stat(fd: int, name: bytes) -> Stat | None:
-    """What a lower directory has under a name; `fd` is -1 where there is no such directory."""
-    if fd < 0:
-        return None
-    try:
-        return Stat.of(os.stat(name, dir_fd=fd, follow_symlinks=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _is_known(base: Base | None, kind: Kind) -> bool:

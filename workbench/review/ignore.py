@@ -12,7 +12,7 @@ from workbench.review.index import TrackedPaths
 from workbench.review.repository import GitDirectory
 from workbench.vfs.ignore_patterns import PatternList
 from workbench.vfs.local import LocalStorage
-from workbench.vfs.storage import Kind
+from workbench.vfs.storage import Kind, Lower
 
 _LIMIT = 100 << 20
 """Bytes of an ignore file that git reads, PATTERN_MAX_FILE_SIZE in its dir.c."""
@@ -29,7 +29,7 @@ class _Source:
 class _Repository:
     """One repository of the lower, whose index is read when somebody asks for it."""
 
-    def __init__(self, lower: LocalStorage, path: bytes, git_path: bytes | None) -> None:
+    def __init__(self, lower: Lower, path: bytes, git_path: bytes | None) -> None:
         self._lower = lower
         self._base = len(path) + 1 if path else 0
         self.git_path = git_path
@@ -44,6 +44,8 @@ class _Repository:
         if self.git_path is None:
             return TrackedPaths([])
         try:
+            if not isinstance(self._lower, LocalStorage):
+                return TrackedPaths(None)
             found = GitDirectory.open(self._lower, self.git_path)
             if found is None:
                 return TrackedPaths([])
@@ -100,7 +102,7 @@ class IgnoreRules:
     nothing is ignored.
     """
 
-    def __init__(self, lower: LocalStorage) -> None:
+    def __init__(self, lower: Lower) -> None:
         self._lower = lower
         self._directories: dict[bytes, Directory] = {}
 
@@ -147,7 +149,7 @@ class IgnoreRules:
         base = len(path) + 1 if path else 0
         sources = self._sources(path)
         try:
-            found = GitDirectory.open(self._lower, git_path)
+            found = GitDirectory.open(self._lower, git_path) if isinstance(self._lower, LocalStorage) else None
             if found is not None:
                 with found:
                     sources += _source(base, found.exclude()) + _source(base, _personal(found))

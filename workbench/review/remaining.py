@@ -9,13 +9,10 @@ from dataclasses import dataclass, field, replace
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
 from workbench.review.bases import Found, holds, look
 from workbench.review.nearest import Nearest, with_ancestors
-from workbench.vfs.local import LocalStorage
-from workbench.vfs.storage import Kind
+from workbench.vfs.storage import Kind, Lower
 
 
-def remaining(
-    now: Manifest, lower: LocalStorage, landed_bases: Mapping[bytes, Base], *, added: Collection[bytes]
-) -> Manifest:
+def remaining(now: Manifest, lower: Lower, landed_bases: Mapping[bytes, Base], *, added: Collection[bytes]) -> Manifest:
     """The upper layer that shows over the new lower what `now` shows over the old one, without what landed.
 
     `landed_bases` and `added` are those of `landed.Committed`. `now` may be newer than what landed: what was changed
@@ -34,7 +31,7 @@ def remaining(
 @dataclass(slots=True)
 class _Rest:
     now: Manifest
-    lower: LocalStorage
+    lower: Lower
     landed: Mapping[bytes, Base]
     entries: dict[bytes, Entry] = field(default_factory=dict)
     touched: set[bytes] = field(default_factory=set)

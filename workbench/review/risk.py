@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol
@@ -11,8 +10,7 @@ from workbench.checkpoints.manifest import Entry, Manifest
 from workbench.review.changeset import Change, State
 from workbench.review.names import folded, is_git
 from workbench.vfs import paths
-from workbench.vfs.local import LocalStorage
-from workbench.vfs.storage import Kind
+from workbench.vfs.storage import Kind, Lower
 
 _CI = "A continuous integration service runs what this says."
 _EDITOR = "An editor runs tasks, tools and extensions that this names."
@@ -131,11 +129,11 @@ def _reason_of_name(name: str) -> str:
 class RiskRules:
     """Judges changes against the merged view of a manifest over a lower."""
 
-    def __init__(self, manifest: Manifest, lower: LocalStorage, store: Contents) -> None:
+    def __init__(self, manifest: Manifest, lower: Lower, store: Contents) -> None:
         self._manifest = manifest
         self._lower = lower
         self._store = store
-        self._root = paths.parts(os.readlink(b"/proc/self/fd/%d" % lower.root_fd).strip(b"/"))
+        self._root = paths.parts(lower.root_path.strip(b"/"))
         self._aliases: dict[bytes, str] | None = None
 
     def reason(self, change: Change) -> str:
@@ -191,7 +189,7 @@ class RiskRules:
             following = target.split(b"/")
             if target.startswith(b"/"):
                 following = [part for part in following if part]
-                if tuple(following[: len(self._root)]) != self._root:
+                if not self._root or tuple(following[: len(self._root)]) != self._root:
                     yield None
                     return
                 following = following[len(self._root) :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
+import io
 import itertools
 import os
 import stat as stat_module
@@ -263,16 +264,29 @@ class _Filler:
         hasher = ContentHasher(state.blob, state.size)
         size = 0
         with self._blobs.open(state.blob) as source:
-            while data := source.read(_CHUNK):
-                hasher.update(data)
-                for start, stop, is_hole in _pieces(size, size + len(data), holes):
-                    piece = data[start - size : stop - size]
-                    # A hole is taken from the manifest, but never instead of content.
-                    if not is_hole or piece.count(0) != len(piece):
-                        _write_at(fd, piece, start)
-                size += len(data)
+            if isinstance(source, io.BufferedReader) and isinstance(source.raw, io.FileIO):
+                # It may share its blocks with the original; what is checked is what lands.
+                syscalls.copy_data(source.fileno(), fd)
+                while data := os.pread(fd, _CHUNK, size):
+                    hasher.update(data)
+                    size += len(data)
+            else:
+                size = self._write_pieces(fd, source, hasher, holes)
         os.ftruncate(fd, size)
         _require_content(path, hasher, state)
+
+    @staticmethod
+    def _write_pieces(fd: int, source: BinaryIO, hasher: ContentHasher, holes: Sequence[tuple[int, int]]) -> int:
+        size = 0
+        while data := source.read(_CHUNK):
+            hasher.update(data)
+            for start, stop, is_hole in _pieces(size, size + len(data), holes):
+                piece = data[start - size : stop - size]
+                # A hole is taken from the manifest, but never instead of content.
+                if not is_hole or piece.count(0) != len(piece):
+                    _write_at(fd, piece, start)
+            size += len(data)
+        return size
 
     def _copy_attributes(self, path: bytes, fd: int) -> None:
         source = self._root.open_file(path)

@@ -260,13 +260,22 @@ class SupervisorConnection:
         await self.collect(exchange, take, path)
         return bytes(data)
 
-    async def write_file(self, path: str, data: bytes, *, mount: int = 0, mode: int | None = None) -> FileFacts:
+    async def write_file(
+        self, path: str, data: bytes, *, mount: int = 0, mode: int | None = None, exclusive: bool = False
+    ) -> FileFacts:
         """Put a file in place, whole or not at all (but not fsynced); its directory has to exist.
 
         `mode` None keeps that of a file that is there. No symlink is followed: one in the file's place is replaced.
-        Raises OSError, SandboxError (sandbox_lost).
+        `exclusive` replaces nothing: FileExistsError. Raises OSError, SandboxError (sandbox_lost).
         """
-        content = {"mount": mount, "path": frames.portable(path), "mode": mode}
+        content = {"mount": mount, "path": frames.portable(path), "mode": mode, "exclusive": exclusive}
+        return await self._write(content, path, data)
+
+    async def append_file(self, path: str, data: bytes, *, mount: int = 0) -> FileFacts:
+        """Add to the end of a file, made where there is none. Raises OSError, ELOOP on a symlink; SandboxError."""
+        return await self._write({"mount": mount, "path": frames.portable(path), "append": True}, path, data)
+
+    async def _write(self, content: frames.Json, path: str, data: bytes) -> FileFacts:
         exchange = await self._ask_json(frames.WRITE, content)
         try:
             if await self.send_data(exchange, data):
@@ -283,6 +292,18 @@ class SupervisorConnection:
         """An entry's metadata as the sandbox sees it, of a symlink itself. Raises OSError, SandboxError."""
         exchange = await self._ask_json(frames.STAT, {"mount": mount, "path": frames.portable(path)})
         return _file_facts(await self._finish(exchange, path))
+
+    async def edit(
+        self, call: str, path: str, *, target: str = "", mount: int = 0, mode: int | None = None, **details: int
+    ) -> None:
+        """Make one change by the system call of that name: mkdir, rmdir, unlink, symlink, rename, link, chmod, utime.
+
+        `target` is where a rename or a link leads to (in the same mount), or a symlink's own. `details` are `exclusive` of
+        a rename, `atime_ns` and `mtime_ns`. No symlink is followed. Raises OSError, SandboxError (sandbox_lost).
+        """
+        content = {"mount": mount, "path": frames.portable(path), "call": call, "target": frames.portable(target)}
+        exchange = await self._ask_json(frames.EDIT, {**content, "mode": mode, **details})
+        await self._finish(exchange, path)
 
     async def counters(self) -> Counters:
         """What the kernel counted so far. Raises SandboxError (sandbox_lost)."""

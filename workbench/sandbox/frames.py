@@ -12,9 +12,11 @@ CREDIT         both       `!I`: so many bytes of this exchange were consumed. Ea
 SIGNAL         host       `!B`: a signal for the command's foreground group
 RESIZE         host       `!HH`: rows, columns
 KILL           host       JSON: `grace_ms` (SIGTERM first, where it isn't 0), `discard` (its output), `reason`
-FREEZE         host       empty; commands and writes wait from its RESULT until the last holder's THAW
+FREEZE         host       empty; commands, writes and edits wait from its RESULT until the last holder's THAW
 THAW           host       `!I`: the id of the FREEZE to end
-WRITE          host       JSON: `mount path mode`, then DATA
+WRITE          host       JSON: `mount path mode exclusive append`, then DATA
+EDIT           host       JSON: `mount path call` (mkdir rmdir unlink symlink rename link chmod utime) and what it takes:
+                          `mode target exclusive atime_ns mtime_ns`
 READ           host       JSON: `mount path offset length`; answered by STDOUT frames
 STAT           host       JSON: `mount path`
 COUNTERS       host       empty
@@ -58,7 +60,7 @@ MAX_OUTPUT_LIMIT = 16 << 20
 MAX_NUMBER = (1 << 63) - 1
 
 RUN, DATA, CREDIT, SIGNAL, RESIZE, KILL = b"R", b"D", b"C", b"S", b"Z", b"K"
-FREEZE, THAW, WRITE, READ, STAT, COUNTERS = b"F", b"T", b"W", b"G", b"L", b"N"
+FREEZE, THAW, WRITE, READ, STAT, COUNTERS, EDIT = b"F", b"T", b"W", b"G", b"L", b"N", b"M"
 HELLO, STDOUT, STDERR, INPUT_CLOSED, RESULT, FAILED = b"H", b"O", b"E", b"I", b"X", b"!"
 GREET, INFO, STOP = b"V", b"A", b"Q"
 

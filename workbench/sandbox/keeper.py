@@ -356,7 +356,7 @@ class Keeper:
         elif kind == frames.THAW:
             hold = client.holds.pop(frames.COUNT.unpack(payload)[0])
             self._ask(kind, frames.COUNT.pack(hold), client, number)
-        elif kind in (frames.RUN, frames.FREEZE, frames.WRITE, frames.READ, frames.STAT, frames.COUNTERS):
+        elif kind in (frames.RUN, frames.FREEZE, frames.WRITE, frames.READ, frames.STAT, frames.COUNTERS, frames.EDIT):
             content = json.loads(payload) if kind == frames.RUN else {}
             asked = self._ask(kind, payload, client, number)
             route = self._routes[asked]

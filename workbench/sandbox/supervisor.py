@@ -41,7 +41,7 @@ CHUNK = 64 << 10
 MAX_OUTPUT_LIMIT = 16 << 20
 
 RUN, DATA, CREDIT, SIGNAL, RESIZE, KILL = b"R", b"D", b"C", b"S", b"Z", b"K"
-FREEZE, THAW, WRITE, READ, STAT, COUNTERS = b"F", b"T", b"W", b"G", b"L", b"N"
+FREEZE, THAW, WRITE, READ, STAT, COUNTERS, EDIT = b"F", b"T", b"W", b"G", b"L", b"N", b"M"
 HELLO, STDOUT, STDERR, INPUT_CLOSED, RESULT, FAILED = b"H", b"O", b"E", b"I", b"X", b"!"
 
 CONGESTED_ABOVE = 1 << 20
@@ -59,6 +59,7 @@ FREEZE_PATIENCE = 5.0
 PIPE_CAPACITY = 1 << 20
 OOM_OFFSET = 500
 LINE_END_OF_FILE = b"\x04"
+RENAME_NOREPLACE = 1  # renameat2(2)
 THREADS_FIELD = 17  # of /proc/PID/stat, counted from the state (proc_pid_stat(5))
 
 # Linux uapi: prctl.h, seccomp.h, audit.h, and each architecture's system call table.
@@ -1113,18 +1114,44 @@ class Job(Request):
             self.fail("spawn_failed", f"can't start {printable(self.argv[0])}: {reason}", number)
 
 
+def rename_anew(source: int, name: bytes, target: int, new: bytes) -> None:
+    """Rename an entry where nothing is (renameat2(2)); where the C library can't say that, after a look."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        try:
+            os.stat(new, dir_fd=target, follow_symlinks=False)
+        except FileNotFoundError:
+            os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+            return
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    if libc.renameat2(source, name, target, new, RENAME_NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 class Writing(Request):
-    """A file being written beside its place, to be renamed onto it when all of it is there."""
+    """A file being written beside its place, to be renamed onto it when all of it is there.
+
+    With `exclusive` only where nothing is by then; with `append` it's no new file, but the end of the one that is there.
+    """
 
     def __init__(self, supervisor: Supervisor, number: int, spec: Json) -> None:
         super().__init__(supervisor, number)
         self.fd = -1
         self.directory, self.name = supervisor.place(spec)
-        self.temporary = b".workbench-write-" + os.urandom(8).hex().encode()
+        self.temporary = b""
+        self.exclusive = bool(spec.get("exclusive"))
         try:
             mode = spec.get("mode")
+            if spec.get("append"):
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                self.fd = os.open(self.name, flags, 0o666, dir_fd=self.directory)
+                if not stat.S_ISREG(os.fstat(self.fd).st_mode):
+                    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+                return
             if mode is None:
                 mode = self.mode_there()
+            self.temporary = b".workbench-write-" + os.urandom(8).hex().encode()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self.fd = os.open(self.temporary, flags, 0o666, dir_fd=self.directory)
             if mode is not None:
@@ -1148,9 +1175,12 @@ class Writing(Request):
                     view = view[os.write(self.fd, view) :]
                 self.supervisor.send(CREDIT, self.number, COUNT.pack(len(payload)))
                 return
-            os.rename(self.temporary, self.name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
-            answer = facts(os.fstat(self.fd))
+            if self.temporary and self.exclusive:
+                rename_anew(self.directory, self.temporary, self.directory, self.name)
+            elif self.temporary:
+                os.rename(self.temporary, self.name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
             self.temporary = b""
+            answer = facts(os.fstat(self.fd))
         except OSError as error:
             self.abandon()
             self.fail("os_error", error.strerror or str(error), error.errno or errno.EIO)
@@ -1241,6 +1271,12 @@ def whole(value: object, default: int) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ProtocolError("a whole number was expected")
+    return value
+
+
+def signed(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
         raise ProtocolError("a whole number was expected")
     return value
 
@@ -1487,7 +1523,7 @@ class Supervisor:
 
     def handle(self, kind: bytes, number: int, payload: bytes) -> None:
         request = self.requests.get(number)
-        if self.frozen and (kind == WRITE or (kind == DATA and not isinstance(request, Job))):
+        if self.frozen and (kind in (WRITE, EDIT) or (kind == DATA and not isinstance(request, Job))):
             self.held.append((kind, number, payload))
             return
         if kind in (DATA, CREDIT, SIGNAL, RESIZE, KILL):
@@ -1535,6 +1571,9 @@ class Supervisor:
                 self.answer(number, facts(os.stat(name, dir_fd=directory, follow_symlinks=False)))
             finally:
                 os.close(directory)
+        elif kind == EDIT:
+            self.edit(parse(payload))
+            self.answer(number, {})
         elif kind == COUNTERS:
             self.answer(number, self.cgroup.counters())
         elif kind == FREEZE:
@@ -1544,6 +1583,44 @@ class Supervisor:
             self.answer(number, {})
         else:
             raise ProtocolError(f"unknown frame {kind!r}")
+
+    def edit(self, spec: Json) -> None:
+        """Make one change of a directory, or of an entry's metadata, by the system call of that name."""
+        call = spec.get("call")
+        opened = []
+        try:
+            directory, name = self.place(spec)
+            opened.append(directory)
+            if call == "mkdir":
+                os.mkdir(name, whole(spec.get("mode"), 0o777), dir_fd=directory)
+            elif call == "rmdir":
+                os.rmdir(name, dir_fd=directory)
+            elif call == "unlink":
+                os.unlink(name, dir_fd=directory)
+            elif call == "symlink":
+                os.symlink(encode(strings([spec.get("target")])[0]), name, dir_fd=directory)
+            elif call in ("rename", "link"):
+                target, new = self.place({"mount": spec.get("mount"), "path": spec.get("target")})
+                opened.append(target)
+                if call == "link":
+                    os.link(name, new, src_dir_fd=directory, dst_dir_fd=target, follow_symlinks=False)
+                elif spec.get("exclusive"):
+                    rename_anew(directory, name, target, new)
+                else:
+                    os.rename(name, new, src_dir_fd=directory, dst_dir_fd=target)
+            elif call == "chmod":
+                opened.append(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory))
+                if stat.S_ISLNK(os.fstat(opened[-1]).st_mode):
+                    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+                os.chmod("/proc/self/fd/%d" % opened[-1], whole(spec.get("mode"), 0) & 0o7777)  # noqa: UP031  3.8
+            elif call == "utime":
+                times = (signed(spec.get("atime_ns")), signed(spec.get("mtime_ns")))
+                os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
+            else:
+                raise ProtocolError("no such call")
+        finally:
+            for fd in opened:
+                os.close(fd)
 
     def place(self, spec: Json) -> tuple[int, bytes]:
         """The directory that a path beneath a target leads to, and its last name; no symlink is followed."""

@@ -11,7 +11,7 @@ import stat as stat_module
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, cast
 
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
@@ -61,7 +61,7 @@ class OverlayFileSystem(AbstractFileSystem):
         inside = str(stringify_path(path)).removeprefix("workbench://")
         return "/" + "/".join(name for name in inside.split("/") if name not in ("", "."))
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> Any:
         raise TypeError("an overlay can't be pickled: open it anew in the other process")
 
     # Looking

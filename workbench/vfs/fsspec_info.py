@@ -20,6 +20,9 @@ _LINK_MODE = 0o777
 # In this order: local, tar and sftp; s3; azure; gcs; http and webdav; zip; memory, where nothing better is told.
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "date_time", "created")
 
+# s3; gcs; azure.
+_VERSIONS = ("ETag", "generation", "etag")
+
 _UNIX = 3
 """`create_system` of a zip entry whose upper attribute half is a Unix mode (APPNOTE.TXT 4.4.2.2)."""
 
@@ -43,6 +46,12 @@ def target_of(info: Info) -> bytes | None:
     if target is None or isinstance(target, bytes):
         return target
     return os.fsencode(str(target))
+
+
+def version_of(info: Info) -> bytes:
+    """What an object store calls the version of a content, empty where it has no word for it."""
+    found = next((info[field] for field in _VERSIONS if info.get(field)), "")
+    return str(found).encode()
 
 
 def stat_of(info: Info, kind: Kind) -> Stat:

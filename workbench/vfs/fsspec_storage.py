@@ -8,8 +8,6 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from fsspec.implementations.local import LocalFileSystem
@@ -17,9 +15,11 @@ from fsspec.implementations.tar import TarFileSystem
 from fsspec.implementations.zip import ZipFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from workbench.errors import OptionsError, WorkbenchError
+from workbench.errors import OptionsError
 from workbench.vfs import fsspec_info, paths
+from workbench.vfs.fsspec_errors import said_of
 from workbench.vfs.fsspec_info import Info
+from workbench.vfs.fsspec_writer import WRITABLE, FsspecWriter
 from workbench.vfs.storage import Kind, Stat
 
 # Where a path is only a name, so that no symlink, and no file, in the middle of it can lead anywhere. In any other
@@ -29,14 +29,6 @@ _FLAT = frozenset({"memory", "zip", "tar", "libarchive", "http", "https", "refer
 )
 
 _HTTP_MISSING = (404, 410)
-
-_CODES: tuple[tuple[type[OSError], int], ...] = (
-    (FileNotFoundError, errno.ENOENT),
-    (NotADirectoryError, errno.ENOTDIR),
-    (IsADirectoryError, errno.EISDIR),
-    (PermissionError, errno.EACCES),
-    (TimeoutError, errno.ETIMEDOUT),
-)
 
 
 class FsspecStorage:
@@ -64,6 +56,7 @@ class FsspecStorage:
             )
         protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
         self._fs = fs
+        self._protocols = protocols
         self._http = bool(protocols & {"http", "https"})
         self._git = type(fs).__module__ == "fsspec.implementations.git"
         self._flat = bool(protocols & _FLAT)
@@ -74,7 +67,9 @@ class FsspecStorage:
 
     def stat(self, path: bytes) -> Stat:
         """An entry's metadata. Raises FileNotFoundError, NotADirectoryError, or another OSError."""
-        kind, info = self._look(path)
+        return self._stat_of(*self._look(path), path)
+
+    def _stat_of(self, kind: Kind, info: Info, path: bytes) -> Stat:
         if kind is Kind.SYMLINK and fsspec_info.target_of(info) is None:
             info = {**info, "destination": self._content(path)}
         return fsspec_info.stat_of(info, kind)
@@ -101,6 +96,21 @@ class FsspecStorage:
         self._look(path)
         return {}
 
+    def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
+        """As `IdentifiedStorage.identify`: the version of a file's content where the filesystem tells of one (an ETag)."""
+        try:
+            kind, info = self._look(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return self._stat_of(kind, info, path), fsspec_info.version_of(info) if kind is Kind.FILE else b""
+
+    def writer(self) -> FsspecWriter | None:
+        """What writes to it; only where it's known how the filesystem makes what isn't there, and nothing else."""
+        if not self._protocols & WRITABLE:
+            return None
+        self._fs.invalidate_cache()
+        return FsspecWriter(self._fs, self._name, self)
+
     def open(self, path: bytes) -> BinaryIO:
         """A regular file, for reading; it can be sought in where the filesystem can.
 
@@ -126,7 +136,7 @@ class FsspecStorage:
         return self._content(path) if target is None else target
 
     def _open(self, path: bytes) -> BinaryIO:
-        with _errors(path):
+        with said_of(path):
             file = self._fs.open(self._name(path), "rb")
         return cast(BinaryIO, io.BufferedReader(_Reader(file, path)))
 
@@ -166,7 +176,7 @@ class FsspecStorage:
         """What the filesystem says of a path; `asked` is the one that an error names."""
         if self._http:
             return self._http_info(path, asked)
-        with _errors(asked):
+        with said_of(asked):
             return dict(self._fs.info(self._name(path)))
 
     def _kind(self, path: bytes, info: Info) -> Kind:
@@ -177,7 +187,7 @@ class FsspecStorage:
 
     def _ls(self, path: bytes, asked: bytes) -> builtins.list[Info]:
         name = self._name(path)
-        with _errors(asked):
+        with said_of(asked):
             try:
                 return list(self._fs.ls(name + "/" if self._http else name, detail=True))
             except FileNotFoundError:
@@ -198,7 +208,7 @@ class FsspecStorage:
         component, _, below = inside.partition("/")
         if component in ("", ".", "..") or "\0" in component or (self._http and _is_query(inside)):
             return b"", Kind.DIR
-        with _errors(directory):
+        with said_of(directory):
             name = component.encode("utf-8", "surrogateescape")
         return name, Kind.DIR if below else self._kind(paths.join(directory, name), info)
 
@@ -217,7 +227,7 @@ class FsspecStorage:
         above, name = paths.parent(path), paths.name(path)
         if any(self._entry(above, info) == (name, Kind.DIR) for info in self._ls(above, asked)):
             return {"type": "directory"}
-        with _errors(asked):
+        with said_of(asked):
             try:
                 return dict(self._fs.info(self._name(path)))
             except FileNotFoundError as error:
@@ -230,7 +240,7 @@ class FsspecStorage:
         """Where an archive keeps everything below `./`, as `tar -c .` makes it, that is its root."""
         if base or not isinstance(self._fs, TarFileSystem | ZipFileSystem):
             return base
-        with _errors(b""):
+        with said_of(b""):
             names = {str(info["name"]).strip("/") for info in self._fs.ls("", detail=True)}
         return "." if names == {"."} else base
 
@@ -256,7 +266,7 @@ class _Reader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        with _errors(self._path):
+        with said_of(self._path):
             data = self._file.read(len(view))
         view[: len(data)] = data
         self._position += len(data)
@@ -265,7 +275,7 @@ class _Reader(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         if not self._seekable:
             raise io.UnsupportedOperation("seek")
-        with _errors(self._path):
+        with said_of(self._path):
             self._file.seek(offset, whence)
             self._position = int(self._file.tell())
         return self._position
@@ -276,7 +286,7 @@ class _Reader(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            with _errors(self._path):
+            with said_of(self._path):
                 self._file.close()
 
 
@@ -297,17 +307,3 @@ def _members(fs: AbstractFileSystem) -> dict[str, tarfile.TarInfo]:
 
 def _is_query(url: str) -> bool:
     return "?" in url or "#" in url
-
-
-@contextmanager
-def _errors(path: bytes) -> Iterator[None]:
-    """Whatever a filesystem raises, as an OSError with errno and path."""
-    try:
-        yield
-    except WorkbenchError:
-        raise
-    except OSError as error:
-        code = error.errno or next((code for kind, code in _CODES if isinstance(error, kind)), errno.EIO)
-        raise OSError(code, os.strerror(code), path) from error
-    except Exception as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error

@@ -41,7 +41,8 @@ class Entry:
     """A whole entry to be put into an upper layer. `content` and `target` as the kind has them.
 
     `owner` is (uid, gid), None whatever a new entry gets there; `mtime_ns` None is now. `single` says that the source
-    has no other hard link: the kernel marks only such files as copied up.
+    has no other hard link: the kernel marks only such files as copied up. `origin` is the file handle of the directory
+    that it's copied up from, empty where that isn't known.
     """
 
     kind: Kind
@@ -52,12 +53,20 @@ class Entry:
     content: BinaryIO | bytes = b""
     target: bytes = b""
     single: bool = True
+    origin: bytes = b""
 
     @classmethod
-    def of(cls, stat: Stat, xattrs: Mapping[bytes, bytes], content: BinaryIO | bytes, target: bytes = b"") -> Entry:
+    def of(
+        cls,
+        stat: Stat,
+        xattrs: Mapping[bytes, bytes],
+        content: BinaryIO | bytes,
+        target: bytes = b"",
+        origin: bytes = b"",
+    ) -> Entry:
         """The entry that a layer has, with its time."""
         single = stat.nlink == 1
-        return cls(stat.kind, stat.mode, (stat.uid, stat.gid), stat.mtime_ns, xattrs, content, target, single)
+        return cls(stat.kind, stat.mode, (stat.uid, stat.gid), stat.mtime_ns, xattrs, content, target, single, origin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,26 @@ class LocalStorage:
         finally:
             os.close(fd)
 
+    def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
+        """As `IdentifiedStorage.identify`."""
+        try:
+            fd = paths.open_below(self.root_fd, path, os.O_PATH)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            return Stat.of(os.fstat(fd)), syscalls.file_handle(fd)
+        finally:
+            os.close(fd)
+
+    def directory(self, path: bytes) -> OpenDirectory:
+        """As `open_directory`, to look into."""
+        return OpenDirectory(self.open_directory(path))
+
+    @property
+    def root_path(self) -> bytes:
+        """Where the root is at this moment, absolute. Raises OSError without /proc."""
+        return os.readlink(b"/proc/self/fd/%d" % self.root_fd)
+
     def resolve(self, path: bytes) -> bytes:
         """Follow every symlink in `path`, the last one too, inside the root; raises as `stat` and `paths.resolve`."""
         return paths.resolve(path, lambda at: self.stat(at).kind, self.readlink)
@@ -261,6 +281,28 @@ class LocalStorage:
         if self._stat_of_mount(path).kind is not Kind.DIR:
             raise paths.error(errno.ENOTDIR, path)
         return []
+
+
+class OpenDirectory:
+    """A directory by its descriptor, whatever becomes of its path. Implements `storage.Directory`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def stat(self, name: bytes) -> Stat | None:
+        """As `Directory.stat`."""
+        try:
+            return Stat.of(os.stat(name, dir_fd=self._fd, follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def names(self) -> builtins.list[bytes]:
+        """As `Directory.names`."""
+        return sorted(os.fsencode(name) for name in os.listdir(self._fd))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._fd)
 
 
 def open_quietly(looked: int) -> int:

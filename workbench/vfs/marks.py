@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import sys
 from dataclasses import dataclass
 
 from workbench.errors import OverlayError
@@ -22,6 +23,8 @@ _REFUSED = (b"user.overlay.redirect", b"user.overlay.metacopy")
 _ORIGIN_HEADER = struct.Struct("=BBBBB16s")
 _ORIGIN_VERSION = 0
 _ORIGIN_MAGIC = 0xFB
+_ORIGIN_FLAGS = 0 if sys.byteorder == "little" else 1
+_HANDLE_KIND = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,22 @@ def origin(value: bytes) -> bytes:
     version, magic, length, _flags, kind, _uuid = _ORIGIN_HEADER.unpack_from(value)
     if version != _ORIGIN_VERSION or magic != _ORIGIN_MAGIC or length != len(value):
         raise _unreadable_origin()
-    return struct.pack(">i", kind) + value[_ORIGIN_HEADER.size :]
+    return _HANDLE_KIND.pack(kind) + value[_ORIGIN_HEADER.size :]
+
+
+def origin_of(handle: bytes) -> bytes:
+    """The other way round: a `user.overlay.origin` for a file handle, an empty one for none.
+
+    It names no filesystem, which only the kernel can: to it, the origin isn't known.
+    """
+    if not handle:
+        return b""
+    (kind,) = _HANDLE_KIND.unpack_from(handle)
+    fid = handle[_HANDLE_KIND.size :]
+    length = _ORIGIN_HEADER.size + len(fid)
+    if not 0 <= kind < 0xFF or length > 0xFF:
+        return b""
+    return _ORIGIN_HEADER.pack(_ORIGIN_VERSION, _ORIGIN_MAGIC, length, _ORIGIN_FLAGS, kind, bytes(16)) + fid
 
 
 def _unreadable_origin() -> OverlayError:

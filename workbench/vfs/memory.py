@@ -145,7 +145,17 @@ class MemoryUpper:
         """As `layers.Upper.xattrs`."""
         return dict(self._node(path).xattrs)
 
+    def is_opaque(self, path: bytes) -> bool:
+        """Whether a directory hides what the lower has in it. Raises as `stat`."""
+        return self._directory(path).opaque
+
     # Writing
+
+    def exchange(self, other: MemoryUpper) -> None:
+        """Hold from now on, in one step, what another holds, and the other what this one did; files that are open stay."""
+        with self.lock:
+            self._root, other._root = other._root, self._root
+            self._inodes, other._inodes = other._inodes, self._inodes
 
     def edit(self, path: bytes, mode: OpenMode) -> io.RawIOBase:
         """As `layers.Upper.edit`."""

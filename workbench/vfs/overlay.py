@@ -15,7 +15,7 @@ from workbench.vfs.handles import LowerFile
 from workbench.vfs.layers import Entry, Found, OpenMode, Upper
 from workbench.vfs.marks import PREFIX
 from workbench.vfs.merged import MergedView
-from workbench.vfs.storage import Kind, Stat, Storage
+from workbench.vfs.storage import IdentifiedStorage, Kind, Stat, Storage
 
 _NEW_FILE = 0o666
 _SHARED = 0o777
@@ -40,6 +40,7 @@ class Overlay(MergedView):
         self, lower: Storage, upper: Upper, *, scratch: bytes = b"_notes", hide_hidden_paths: bool = False
     ) -> None:
         super().__init__(lower, upper, scratch=scratch, hide_hidden_paths=hide_hidden_paths)
+        self._identified = lower if isinstance(lower, IdentifiedStorage) else None
         self._waiting: dict[bytes, WeakSet[LowerFile]] = {}
 
     # Files
@@ -98,6 +99,11 @@ class Overlay(MergedView):
                 )
             else:
                 self.upper.replace(path, data)
+
+    def append(self, path: bytes, data: bytes) -> None:
+        """Add to the end of a file, made where there is none. Raises as `open` in mode ab."""
+        with self.open(path, "ab") as file:
+            file.write(data)
 
     def create(self, path: bytes, mode: int = _NEW_FILE, *, exclusive: bool = True) -> None:
         """Make an empty file; `mode` is subject to the umask. Unless `exclusive`, one that is there stays as it is.
@@ -431,13 +437,26 @@ class Overlay(MergedView):
     def _put_from_lower(self, path: bytes, stat: Stat, content: bytes | None = None) -> None:
         if stat.kind is Kind.DEVICE:
             raise paths.error(errno.EPERM, path)
+        # First: what is copied from now on is of this very directory, or of one that can be told from it.
+        origin = self._origin(path) if stat.kind is Kind.DIR else b""
         xattrs = self._lower_xattrs(path)
         target = self.lower.readlink(path) if stat.kind is Kind.SYMLINK else b""
         if stat.kind is not Kind.FILE or content is not None:
-            self.upper.put(path, Entry.of(stat, xattrs, content or b"", target), copy_up=True)
+            self.upper.put(path, Entry.of(stat, xattrs, content or b"", target, origin), copy_up=True)
             return
         with self.lower.open(path) as file:
             self.upper.put(path, Entry.of(stat, xattrs, file), copy_up=True)
+
+    def _origin(self, path: bytes) -> bytes:
+        if self._identified is None:
+            return b""
+        try:
+            found = self._identified.identify(path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return b""
+        return found[1] if found is not None else b""
 
     def _copy_up_tree(self, top: bytes) -> None:
         """Have a directory in the upper with all that is in it."""

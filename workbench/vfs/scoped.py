@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO
 
 from workbench.errors import OptionsError
 from workbench.vfs import paths
-from workbench.vfs.storage import DetailedStorage, Kind, Stat, Storage
+from workbench.vfs.storage import (
+    DetailedStorage,
+    IdentifiedStorage,
+    Kind,
+    Stat,
+    Storage,
+    StorageWriter,
+    WritableStorage,
+)
 
 
 class ScopedStorage:
@@ -82,6 +90,21 @@ class ScopedStorage:
         with self._inside(path) as there:
             return self._storage.readlink(there)
 
+    def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
+        """As `IdentifiedStorage.identify`; by nothing where the storage doesn't tell."""
+        if isinstance(self._storage, IdentifiedStorage):
+            with self._inside(path) as there:
+                return self._storage.identify(there)
+        try:
+            return self.stat(path), b""
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def writer(self) -> StorageWriter | None:
+        """As `WritableStorage.writer`, confined as well."""
+        writer = self._storage.writer() if isinstance(self._storage, WritableStorage) else None
+        return None if writer is None else _ScopedWriter(writer, self._inside)
+
     @contextmanager
     def _inside(self, path: bytes) -> Iterator[bytes]:
         there = paths.join(self._scope, path)
@@ -91,6 +114,35 @@ class ScopedStorage:
             if error.filename == there:
                 error.filename = path
             raise
+
+
+class _ScopedWriter:
+    """A storage's writer, below one directory."""
+
+    def __init__(self, writer: StorageWriter, inside: Callable[[bytes], AbstractContextManager[bytes]]) -> None:
+        self._writer = writer
+        self._inside = inside
+        self.weak = writer.weak
+
+    def create(self, path: bytes, data: bytes) -> None:
+        with self._inside(path) as there:
+            self._writer.create(there, data)
+
+    def replace(self, path: bytes, data: bytes, expected: tuple[Stat, bytes]) -> None:
+        with self._inside(path) as there:
+            self._writer.replace(there, data, expected)
+
+    def remove(self, path: bytes, expected: tuple[Stat, bytes]) -> None:
+        with self._inside(path) as there:
+            self._writer.remove(there, expected)
+
+    def make_directory(self, path: bytes) -> None:
+        with self._inside(path) as there:
+            self._writer.make_directory(there)
+
+    def remove_directory(self, path: bytes) -> None:
+        with self._inside(path) as there:
+            self._writer.remove_directory(there)
 
 
 def scope(storage: Storage, directory: bytes) -> ScopedStorage:

@@ -105,9 +105,12 @@ class OverlayDirectory:
         """Replace `overlay.json`, durably. Only for the lock's holder. Raises OSError."""
         write_json(self._record_path, record)
 
-    def upper(self) -> LocalUpper:
-        """The upper layer, which the caller closes; only the lock's holder writes in it. Raises OSError."""
-        return LocalUpper(os.fsencode(self.upper_path), work=os.fsencode(self.work_path))
+    def upper(self, *, owner: tuple[int, int] | None = None) -> LocalUpper:
+        """The upper layer, which the caller closes; only the lock's holder writes in it.
+
+        `owner` as of `LocalUpper`. Raises OSError.
+        """
+        return LocalUpper(os.fsencode(self.upper_path), work=os.fsencode(self.work_path), owner=owner)
 
     @contextmanager
     def lock(self, timeout: float = 0.0) -> Iterator[OverlayLock]:

@@ -107,3 +107,96 @@ class DetailedStorage(Storage, Protocol):
     def xattrs(self, path: bytes) -> dict[bytes, bytes]:
         """The extended attributes of an entry, copied up with it. Raises as `stat`."""
         ...
+
+
+@runtime_checkable
+class IdentifiedStorage(Storage, Protocol):
+    """A lower layer whose entries have an identity of their own, apart from their paths."""
+
+    def identify(self, path: bytes) -> tuple[Stat, bytes] | None:
+        """An entry's metadata and what identifies it: a file handle, or the version of an object; empty where nothing does.
+
+        Both are of one and the same entry. None where nothing is. Raises OSError: EXDEV at or below a mount point.
+        """
+        ...
+
+
+class Directory(Protocol):
+    """One directory of a lower layer, looked into while others may change it."""
+
+    def stat(self, name: bytes) -> Stat | None:
+        """What it has under a name, a symlink itself; None where nothing is. Raises OSError."""
+        ...
+
+    def names(self) -> builtins.list[bytes]:
+        """All of them, sorted bytewise. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Lower(DetailedStorage, IdentifiedStorage, Protocol):
+    """What a review asks of a lower layer, beyond what an overlay does: `LocalStorage` answers, any other as `AnyLower`.
+
+    `root_path` is where it is on this machine, absolute, empty where it's nowhere.
+    """
+
+    @property
+    def root_path(self) -> bytes: ...
+
+    def exists(self, path: bytes) -> bool:
+        """Whether anything is there, a dangling symlink too. Raises OSError where that can't be told."""
+        ...
+
+    def directory(self, path: bytes) -> Directory:
+        """A directory, which the caller closes. Raises as `stat`, NotADirectoryError, OSError(EXDEV) at a mount."""
+        ...
+
+    def resolve(self, path: bytes) -> bytes:
+        """Follow every symlink in `path`, the last one too. Raises as `stat` and `paths.resolve`."""
+        ...
+
+    def mount_points(self) -> builtins.list[bytes]:
+        """The paths at which something else is mounted, of which this layer says nothing."""
+        ...
+
+
+class StorageWriter(Protocol):
+    """Writes to a storage, object by object, each whole or not at all, never over what isn't as expected.
+
+    `expected` is what stood at a path, as of `Lower.identify`. Where it's another by now: OSError(ESTALE). `weak` says that
+    the storage can't check that in one step with the change, so that one made at the very moment in between is missed.
+    """
+
+    weak: bool
+
+    def create(self, path: bytes, data: bytes) -> None:
+        """Make a file, and the directories above it. FileExistsError where something is, in one step."""
+        ...
+
+    def replace(self, path: bytes, data: bytes, expected: tuple[Stat, bytes]) -> None:
+        """Put another content in a file's place."""
+        ...
+
+    def remove(self, path: bytes, expected: tuple[Stat, bytes]) -> None:
+        """Remove a file."""
+        ...
+
+    def make_directory(self, path: bytes) -> None:
+        """Make an empty directory; one that is there is as good."""
+        ...
+
+    def remove_directory(self, path: bytes) -> None:
+        """Remove an empty directory, if there is one by itself."""
+        ...
+
+
+@runtime_checkable
+class WritableStorage(Storage, Protocol):
+    """A storage that may be written to."""
+
+    def writer(self) -> StorageWriter | None:
+        """What writes to it, None where it can't be done with less than a promise broken. Forgets what it has cached."""
+        ...

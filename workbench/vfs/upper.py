@@ -37,13 +37,17 @@ class LocalUpper(LocalStorage):
 
     Descriptors given to its methods may be O_PATH ones. `work` is a directory on the same filesystem, such as the one
     that the mount has for it, where new entries are made before they're moved in place; without one nothing can be
-    written: OSError(EROFS). Who writes holds the overlay's lock, and nothing is mounted.
+    written: OSError(EROFS). Who writes holds the overlay's lock, and nothing is mounted. `owner` is who gets what is made
+    new (uid, gid), None the caller.
     """
 
-    def __init__(self, root: bytes | int, *, work: bytes | int | None = None) -> None:
+    def __init__(
+        self, root: bytes | int, *, work: bytes | int | None = None, owner: tuple[int, int] | None = None
+    ) -> None:
         super().__init__(root)
         self.lock = threading.RLock()
         self._work = work
+        self._owner = owner
         self._staging: Staging | None = None
 
     def close(self) -> None:
@@ -242,7 +246,7 @@ class LocalUpper(LocalStorage):
 
     def link(self, src: bytes, dst: bytes) -> None:
         """As `layers.Upper.link`."""
-        with self._parent(src) as (src_fd, name), self._making(dst) as (dir_fd, staged):
+        with self._parent(src) as (src_fd, name), self._making(dst, inherits=False) as (dir_fd, staged):
             os.link(name, staged, src_dir_fd=src_fd, dst_dir_fd=dir_fd, follow_symlinks=False)
 
     def put(self, path: bytes, entry: Entry, *, copy_up: bool = False) -> None:
@@ -281,7 +285,7 @@ class LocalUpper(LocalStorage):
             _set_attribute(target, name, value)
         if mark and (entry.kind is Kind.DIR or (entry.kind is Kind.FILE and entry.single)):
             # An empty one is the kernel's own word for "copied up, from where isn't known".
-            os.setxattr(target, marks.ORIGIN, b"")
+            os.setxattr(target, marks.ORIGIN, marks.origin_of(entry.origin))
         if entry.kind is not Kind.SYMLINK:
             os.chmod(target, entry.mode)
         if entry.mtime_ns is not None:
@@ -447,6 +451,8 @@ class LocalUpper(LocalStorage):
         staging = self._stage()
         with self._parent(path) as (parent_fd, name), staging.mould(parent_fd, inherits=inherits) as (dir_fd, staged):
             yield dir_fd, staged
+            if inherits and self._owner is not None:
+                _hand_over(dir_fd, staged, *self._owner)
             with _unchanged(parent_fd) if copy_up else contextlib.nullcontext():
                 staging.place(staged, parent_fd, name, dir_fd=dir_fd, replace=replace and not copy_up)
 
@@ -510,6 +516,13 @@ def _give(fd: int, uid: int, gid: int) -> None:
         # Not ours to give away: it stays ours, and in the group only if we're in it.
         with contextlib.suppress(PermissionError):
             os.chown(target, -1, gid)
+
+
+def _hand_over(dir_fd: int, name: bytes, uid: int, gid: int) -> None:
+    """Give a new entry to somebody; a group that its directory handed down stays."""
+    found = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    group = gid if found.st_gid == os.getegid() else -1
+    os.chown(name, uid, group, dir_fd=dir_fd, follow_symlinks=False)
 
 
 def _set_attribute(target: bytes, name: bytes, value: bytes) -> None:

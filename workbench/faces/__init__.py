@@ -1,0 +1,1 @@
+"""Workspaces as filesystems of other libraries."""
