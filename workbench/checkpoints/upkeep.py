@@ -6,9 +6,11 @@ references and removing what was replaced excludes them.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from workbench.checkpoints import files, git, side_store
@@ -147,7 +149,7 @@ def collect(store: CheckpointStore) -> Collected:
     Raises CheckpointError: checkpoint_failed where the disk has no room for both or there's no git, with all as it was;
     store_corrupt where something that is needed is missing. OSError.
     """
-    with failing("The checkpoint store couldn't be packed together"):
+    with failing("The checkpoint store couldn't be packed together"), _one_at_a_time(store):
         old, before = _packs(store), disk_bytes(store)
         _require_room(store, old)
         tips = store.tips()
@@ -161,6 +163,17 @@ def collect(store: CheckpointStore) -> Collected:
             _remove_packs(store, old - made)
             big.remove_unneeded()
         return Collected(before, disk_bytes(store))
+
+
+@contextlib.contextmanager
+def _one_at_a_time(store: CheckpointStore) -> Iterator[None]:
+    """Collect while nobody else does; the kernel frees a killed holder's lock."""
+    fd = os.open(os.path.join(store.directory, "collecting"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _pack(store: CheckpointStore, wanted: frozenset[str], known: Iterable[str]) -> str:
@@ -234,7 +247,9 @@ def disk_bytes(store: CheckpointStore) -> int:
     total = 0
     for place in (store.pack_directory, store.big_directory):
         for name in os.listdir(place):
-            total += os.stat(os.path.join(place, name), follow_symlinks=False).st_blocks * 512
+            # Others go on adding meanwhile, and their temporary files come and go.
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(place, name), follow_symlinks=False).st_blocks * 512
     return total
 
 
