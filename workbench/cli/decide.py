@@ -16,6 +16,7 @@ from workbench.cli.options import (
     QuietOption,
     SessionOption,
     WorkspaceOption,
+    keep_small,
     run,
     terminal_name,
     workspace_path,
@@ -66,6 +67,7 @@ async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, s
                 output.say("nothing to commit")
             return
         landed = await workspace.commit(digest, allow_risky=allow_risky, force=stop)
+        keep_small(workspace)
     if context.json:
         output.write_json(commit_report(landed))
         return
@@ -150,6 +152,5 @@ async def _discard(context: Context, yes: bool, stop: bool) -> None:
     if context.json:
         output.write_json(discard_report(discarded))
     elif not context.quiet:
-        kept = f"checkpoint {discarded.checkpoint[:12]} keeps what the overlay held"
-        output.say(f"discarded {output.count(discarded.changes, 'change')}; {kept}")
+        output.say(f"discarded {output.count(discarded.changes, 'change')}; `workbench redo` takes that back")
         print_left(discarded.left.left)

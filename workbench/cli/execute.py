@@ -9,6 +9,7 @@ from typing import Annotated
 import anyio
 import typer
 
+from workbench import warm
 from workbench.cli import asked, job, output
 from workbench.cli.failure import exit_code_before, find_error
 from workbench.cli.options import (
@@ -20,6 +21,7 @@ from workbench.cli.options import (
     QuietOption,
     SessionOption,
     WorkspaceOption,
+    keep_small,
     run,
 )
 from workbench.cli.report import exec_report, failed_exec_report
@@ -59,6 +61,12 @@ def execute(
             "-t/-T", "--tty/--no-tty", metavar="", help="A terminal for the command: where there is one, unless said."
         ),
     ] = None,
+    checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoint/--no-checkpoint", metavar="", help="Whether to keep what was there before, to rewind to."
+        ),
+    ] = True,
     image: ImageOption = "",
     backend: BackendOption = "auto",
     workspace: WorkspaceOption = None,
@@ -80,7 +88,7 @@ def execute(
         timeout_ms=math.ceil(timeout * 1000),
         output_limit=max_output if max_output is not None else _JSON_OUTPUT_LIMIT if json else 0,
     )
-    _run(context, SandboxOptions(backend=backend, image=image), wanted)
+    _run(context, SandboxOptions(backend=backend, image=image), wanted, checkpoint=checkpoint)
 
 
 def shell(
@@ -110,10 +118,12 @@ def _environment(named: list[str]) -> dict[str, str]:
     return found
 
 
-def _run(context: Context, options: SandboxOptions, command: Command, *, is_shell: bool = False) -> None:
+def _run(
+    context: Context, options: SandboxOptions, command: Command, *, is_shell: bool = False, checkpoint: bool = True
+) -> None:
     """Run to the end of the command and of this process, whose exit code is the command's."""
     try:
-        code = anyio.run(_execute, context, options, command, is_shell)
+        code = anyio.run(_execute, context, options, command, is_shell, checkpoint)
     except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
@@ -127,14 +137,20 @@ def _run(context: Context, options: SandboxOptions, command: Command, *, is_shel
     raise typer.Exit(code)
 
 
-async def _execute(context: Context, options: SandboxOptions, command: Command, is_shell: bool) -> int:
+async def _execute(
+    context: Context, options: SandboxOptions, command: Command, is_shell: bool, checkpoint: bool
+) -> int:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
         async with await workspace.sandbox(report) as client:
+            before = warm.NOTHING
+            if checkpoint:
+                before = await job.kept_before(workspace.keep_before_command, workspace.overlay_path)
             target = (await client.hello()).mounts[0].target
             located = asked.located(command, target, workspace.root, os.getcwdb())
             result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
-        changes = await job.count(lambda: workspace.changes(may_stop=False), workspace.overlay_path)
+        name = "a shell" if is_shell else job.named(command.argv)
+        changes = await job.count(lambda kept: workspace.changes_after(kept, name), workspace.overlay_path, before)
     if context.json:
         output.write_json(exec_report(result, asked.exit_code(result), changes))
     else:
@@ -173,6 +189,7 @@ def stop(
 async def _stop(context: Context) -> None:
     async with context.open() as workspace:
         ended = await workspace.stop(force=True)
+        keep_small(workspace)
     if not context.quiet:
         output.say(f"stopped{_ended(ended)}")
 

@@ -12,6 +12,7 @@ from workbench.cli import output
 from workbench.cli.options import Context, JsonOption, QuietOption, SessionOption, WorkspaceOption, run, terminal_name
 from workbench.cli.places import inside
 from workbench.cli.report import diff_report, status_report
+from workbench.cli.travel import difference
 from workbench.review import diff as rendering
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath
 from workbench.vfs import paths
@@ -103,6 +104,12 @@ def diff(
     digest_only: Annotated[
         bool, typer.Option("--digest-only", metavar="", help="Print only the digest, for a commit.")
     ] = False,
+    old: Annotated[
+        str, typer.Option("--from", metavar="ID", help="Show instead what changed in the overlay since a checkpoint.")
+    ] = "",
+    new: Annotated[
+        str, typer.Option("--to", metavar="ID", help="With --from: up to this checkpoint, instead of to now.")
+    ] = "",
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
     json: JsonOption = False,
@@ -116,7 +123,14 @@ def diff(
     """
     context = Context(workspace, session, json, quiet)
     form = "digest" if digest_only else "stat" if stat else "name-status" if name_status else "patch"
-    found = run(_diff, context, only or [], form, context=context)
+    if new and not old:
+        raise typer.BadParameter("--to needs --from.")
+    if old:
+        if only or digest_only:
+            raise typer.BadParameter("--from goes with neither PATH nor --digest-only.")
+        found = run(difference, context, old, new or None, form, context=context)
+    else:
+        found = run(_diff, context, only or [], form, context=context)
     if exit_code and found:
         raise typer.Exit(1)
 

@@ -5,26 +5,36 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 
+from workbench.checkpoints.store import Checkpoint
+from workbench.checkpoints.upkeep import Verified
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import CommandResult
 from workbench.protocol.reports import (
     ChangeReport,
+    CheckpointReport,
     CommitReport,
     DiffReport,
     DiscardReport,
     ExecReport,
     HunkReport,
+    LandedReport,
     LeftReport,
     PathReport,
+    RewindReport,
     SandboxReport,
     StatusReport,
+    VerifyReport,
     text,
 )
 from workbench.review import diff
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath, State
-from workbench.vfs.storage import Kind
-from workbench.workspace import Discarded, Landed, Workspace, WorkspaceStatus
+from workbench.review.landed import Committed
+from workbench.review.log import LogEntry
+from workbench.timeline import Preview
+from workbench.vfs.storage import Kind, Storage
+from workbench.workspace import Discarded, Landed, Travelled, Workspace, WorkspaceStatus
 
 _TYPE_BITS = {Kind.FILE: 0o100000, Kind.SYMLINK: 0o120000, Kind.DIR: 0o040000}
 
@@ -53,9 +63,80 @@ def diff_report(workspace: Workspace, changes: ChangeSet, shown: Iterable[Change
     """The report of `workbench diff`: the digest of the whole change set, and the changes that were asked for."""
     return DiffReport(
         digest=changes.digest,
-        changes=tuple(_change(workspace, change) for change in shown),
+        changes=tuple(_change(workspace.lower, workspace.store, change) for change in shown),
         left=_left(changes.left),
     )
+
+
+def preview_report(preview: Preview, shown: Iterable[Change]) -> DiffReport:
+    """The report of a difference that can't land as it is: it has no digest."""
+    return DiffReport(digest="", changes=tuple(_change(preview.old, preview.new, change) for change in shown))
+
+
+def checkpoint_report(checkpoint: Checkpoint) -> CheckpointReport:
+    """One checkpoint, without what it changed."""
+    return CheckpointReport(
+        message_id=checkpoint.message_id,
+        created_at=_time(checkpoint.created_at),
+        label=checkpoint.label,
+        kind=checkpoint.purpose.kind.value,
+        session=checkpoint.session,
+        number=checkpoint.number,
+        step=checkpoint.purpose.step,
+        commit=checkpoint.commit,
+        landed=checkpoint.purpose.landed or None,
+    )
+
+
+def entry_report(entry: LogEntry) -> CheckpointReport:
+    """An entry of `workbench log`."""
+    found = {
+        "changes": entry.changes,
+        "added": entry.added,
+        "modified": entry.modified,
+        "removed": entry.removed,
+        "steps": tuple(map(checkpoint_report, entry.steps)),
+        "left": entry.is_left,
+        "forks": entry.forks,
+    }
+    return checkpoint_report(entry.checkpoint).model_copy(update=found)
+
+
+def landed_report(committed: Committed, messages: Iterable[str]) -> LandedReport:
+    """An entry of `workbench log --commits`; `messages` are those that led to it."""
+    return LandedReport(
+        commit_id=committed.commit_id,
+        created_at=_time(committed.created_ns),
+        session=committed.session,
+        digest=committed.digest,
+        checkpoint=committed.checkpoint,
+        changes=sum(not change.implied for change in committed.changes),
+        landed=_paths(committed.landed),
+        messages=tuple(messages),
+    )
+
+
+def rewind_report(travelled: Travelled) -> RewindReport:
+    """The report of `workbench rewind` and `workbench redo`."""
+    journey = travelled.journey
+    return RewindReport(
+        removed=_paths(journey.removed),
+        restored=_paths(journey.restored),
+        ended_processes=travelled.ended_processes,
+        before=journey.before,
+        left=_paths(journey.left),
+        without_repository=journey.without_repository,
+    )
+
+
+def verify_report(found: Verified) -> VerifyReport:
+    """The report of `workbench checkpoint --verify`."""
+    broken = tuple({"session": session, "message_id": message, "why": why} for session, message, why in found.broken)
+    return VerifyReport(whole=found.whole, broken=broken, damage=found.damage)
+
+
+def _time(ns: int) -> str:
+    return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
@@ -110,9 +191,9 @@ def error_fields(error: WorkbenchError) -> dict[str, str | None]:
     return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
-def _change(workspace: Workspace, change: Change) -> ChangeReport:
+def _change(old: Storage, new: diff.Contents, change: Change) -> ChangeReport:
     named = PathReport.of(change.path)
-    binary = diff.is_binary(change, workspace.lower, workspace.store)
+    binary = diff.is_binary(change, old, new)
     return ChangeReport(
         path=named.path,
         path_bytes=named.path_bytes,
@@ -122,13 +203,13 @@ def _change(workspace: Workspace, change: Change) -> ChangeReport:
         binary=binary,
         risk=change.risk or None,
         renamed_from=PathReport.of(change.renamed_from) if change.renamed_from else None,
-        hunks=() if binary else tuple(_hunks(workspace, change)),
+        hunks=() if binary else tuple(_hunks(old, new, change)),
     )
 
 
-def _hunks(workspace: Workspace, change: Change) -> Iterator[HunkReport]:
+def _hunks(old: Storage, new: diff.Contents, change: Change) -> Iterator[HunkReport]:
     seen: Counter[bytes] = Counter()
-    for hunk in diff.hunks_of(change, workspace.lower, workspace.store):
+    for hunk in diff.hunks_of(change, old, new):
         lines = b"".join(hunk.lines)
         # The same lines may change twice in one file.
         identity = b"%s\0%d\0%s" % (change.path, seen[lines], lines)
