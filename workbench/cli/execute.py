@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import anyio
@@ -11,21 +14,34 @@ import typer
 
 from workbench.cli import asked, job, output
 from workbench.cli.failure import exit_code_before, find_error
+from workbench.cli.jobs import say_ended
 from workbench.cli.options import (
     BackendOption,
     Context,
+    CpusOption,
+    DiskOption,
+    FilesOption,
     ForceStopOption,
+    HomeOption,
     ImageOption,
     JsonOption,
+    MemoryOption,
+    PidsOption,
     QuietOption,
     SessionOption,
+    TmpOption,
     WorkspaceOption,
+    limits,
     run,
 )
-from workbench.cli.report import exec_report, failed_exec_report
+from workbench.cli.report import exec_report, failed_exec_report, job_reports
 from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command
+from workbench.protocol.reports import StartedReport, StopReport
+from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.facts import JobFacts
+from workbench.workspace import Workspace
 
 _JSON_OUTPUT_LIMIT = 1 << 20
 _LONGEST_S = 365 * 86400
@@ -59,8 +75,22 @@ def execute(
             "-t/-T", "--tty/--no-tty", metavar="", help="A terminal for the command: where there is one, unless said."
         ),
     ] = None,
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", metavar="", help="Leave it in the background, and print its id.")
+    ] = False,
+    interactive: Annotated[
+        bool,
+        typer.Option("-i", "--interactive", metavar="", help="With -d: keep its standard input open for `attach`."),
+    ] = False,
     image: ImageOption = "",
     backend: BackendOption = "auto",
+    memory: MemoryOption = None,
+    pids: PidsOption = None,
+    cpus: CpusOption = None,
+    disk: DiskOption = None,
+    tmp_size: TmpOption = None,
+    home_size: HomeOption = None,
+    open_files: FilesOption = None,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
     json: JsonOption = False,
@@ -73,19 +103,33 @@ def execute(
     terminal in which something else was typed before: three times).
     """
     context = Context(workspace, session, json, quiet)
+    if interactive and not detach:
+        raise typer.BadParameter("-i goes with -d; without it standard input is passed on anyway.")
+    if detach and max_output is not None:
+        raise typer.BadParameter("--max-output doesn't go with -d: `workbench logs` keeps the beginning and the end.")
     wanted = asked.command(
         tuple(command),
-        with_tty=not json and asked.wants_tty(tty),
+        with_tty=bool(tty) if detach else not json and asked.wants_tty(tty),
         environment=_environment(environment or []),
         timeout_ms=math.ceil(timeout * 1000),
         output_limit=max_output if max_output is not None else _JSON_OUTPUT_LIMIT if json else 0,
     )
-    _run(context, SandboxOptions(backend=backend, image=image), wanted)
+    if detach:
+        wanted = replace(wanted, stdin=interactive)
+    chosen = limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
+    _run(context, SandboxOptions(backend=backend, image=image, limits=chosen), wanted, _start if detach else _execute)
 
 
 def shell(
     image: ImageOption = "",
     backend: BackendOption = "auto",
+    memory: MemoryOption = None,
+    pids: PidsOption = None,
+    cpus: CpusOption = None,
+    disk: DiskOption = None,
+    tmp_size: TmpOption = None,
+    home_size: HomeOption = None,
+    open_files: FilesOption = None,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
     quiet: QuietOption = False,
@@ -93,7 +137,8 @@ def shell(
     """Open an interactive shell in the sandbox; nothing of the workspace changes."""
     wanted = asked.command(_SHELL, with_tty=asked.wants_tty(None))
     context = Context(workspace, session, quiet=quiet)
-    _run(context, SandboxOptions(backend=backend, image=image), wanted, is_shell=True)
+    chosen = limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
+    _run(context, SandboxOptions(backend=backend, image=image, limits=chosen), wanted, partial(_execute, is_shell=True))
 
 
 def _environment(named: list[str]) -> dict[str, str]:
@@ -110,10 +155,15 @@ def _environment(named: list[str]) -> dict[str, str]:
     return found
 
 
-def _run(context: Context, options: SandboxOptions, command: Command, *, is_shell: bool = False) -> None:
+def _run(
+    context: Context,
+    options: SandboxOptions,
+    command: Command,
+    how: Callable[[Context, SandboxOptions, Command], Awaitable[int]],
+) -> None:
     """Run to the end of the command and of this process, whose exit code is the command's."""
     try:
-        code = anyio.run(_execute, context, options, command, is_shell)
+        code = anyio.run(how, context, options, command)
     except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
@@ -127,12 +177,27 @@ def _run(context: Context, options: SandboxOptions, command: Command, *, is_shel
     raise typer.Exit(code)
 
 
-async def _execute(context: Context, options: SandboxOptions, command: Command, is_shell: bool) -> int:
+async def _start(context: Context, options: SandboxOptions, command: Command) -> int:
+    report = (lambda _: None) if context.quiet else output.say
+    async with context.open(options) as workspace, await workspace.sandbox(report) as client:
+        name = await client.start_job(await _located(client, workspace, command))
+    if context.json:
+        output.write_json(StartedReport(id=name))
+    else:
+        print(name)
+    return 0
+
+
+async def _located(client: KeeperClient, workspace: Workspace, command: Command) -> Command:
+    target = (await client.hello()).mounts[0].target
+    return asked.located(command, target, workspace.root, os.getcwdb())
+
+
+async def _execute(context: Context, options: SandboxOptions, command: Command, *, is_shell: bool = False) -> int:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
         async with await workspace.sandbox(report) as client:
-            target = (await client.hello()).mounts[0].target
-            located = asked.located(command, target, workspace.root, os.getcwdb())
+            located = await _located(client, workspace, command)
             result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
         changes = await job.count(lambda: workspace.changes(may_stop=False), workspace.overlay_path)
     if context.json:
@@ -146,10 +211,11 @@ def refresh(
     stop: ForceStopOption = False,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
+    json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Mount the sandbox anew, so that it sees the real workspace as it is now; what runs in it ends."""
-    context = Context(workspace, session, quiet=quiet)
+    context = Context(workspace, session, json, quiet)
     run(_refresh, context, stop, context=context)
 
 
@@ -157,25 +223,29 @@ async def _refresh(context: Context, stop: bool) -> None:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open() as workspace:
         ended = await workspace.refresh(force=stop, report=report)
-    report(f"mounted anew{_ended(ended)}")
+    _say_stopped(context, ended, "mounted anew")
 
 
 def stop(
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
+    json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """End the warm sandbox and whatever runs in it; what the overlay holds stays."""
-    context = Context(workspace, session, quiet=quiet)
+    context = Context(workspace, session, json, quiet)
     run(_stop, context, context=context)
 
 
 async def _stop(context: Context) -> None:
     async with context.open() as workspace:
         ended = await workspace.stop(force=True)
-    if not context.quiet:
-        output.say(f"stopped{_ended(ended)}")
+    _say_stopped(context, ended, "stopped")
 
 
-def _ended(commands: int) -> str:
-    return f"; ended {output.count(commands, 'command')}" if commands else ""
+def _say_stopped(context: Context, ended: tuple[JobFacts, ...], what: str) -> None:
+    if context.json:
+        output.write_json(StopReport(ended=job_reports(ended)))
+    elif not context.quiet:
+        say_ended(ended)
+        output.say(what)
