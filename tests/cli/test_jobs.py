@@ -220,6 +220,40 @@ def test_a_shell_that_nobody_is_attached_to_doesnt_keep_a_commit_from_ending_it(
     assert f"ended {name}".encode() in prompt("discard").stderr
 
 
+@pytest.mark.parametrize("backend", ["docker", "namespace"])
+def test_a_port_is_reached_from_here_until_interrupted(fresh_prompt: Prompt, backend: str) -> None:
+    prompt = fresh_prompt
+    start(prompt, "exec python3 -m http.server 8123 --bind 127.0.0.1", "--backend", backend)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    argv = prompt.argv("port", "8123", "--to", "0")
+    with subprocess.Popen(argv, env=prompt.environment, cwd=ROOT, **pipes) as forwarding:  # type: ignore[call-overload]
+        assert forwarding.stdout is not None
+        address = forwarding.stdout.readline().decode().strip()
+        assert address.startswith("127.0.0.1:")
+
+        def get() -> bytes:
+            fetched = subprocess.run(["curl", "-sS", f"http://{address}/README.md"], capture_output=True, check=False)
+            return fetched.stdout
+
+        assert wait_until(get, "the server answers") == (prompt.workspace / "README.md").read_bytes()
+        forwarding.send_signal(signal.SIGINT)
+        assert forwarding.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("to", ["0.0.0.0:9000", "[::]:9000", ":9000", "example.com:9000", "65536", "x", "-1"])
+def test_a_port_is_opened_nowhere_but_on_the_loopback_address(prompt: Prompt, to: str) -> None:
+    said = prompt("port", "8000", "--to", to, code=2)
+    assert said.stdout == b""
+
+
+def test_a_port_that_is_taken_here_is_an_error(prompt: Prompt) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = prompt("port", "8000", "--to", str(taken.getsockname()[1]), code=1)
+    assert b"[system_error]" in said.stderr
+
+
 def test_limits_that_are_asked_for_hold_and_start_another_sandbox(fresh_prompt: Prompt) -> None:
     prompt = fresh_prompt
     script = "df -B1 --output=size /tmp | tail -1; ulimit -n"

@@ -15,6 +15,7 @@ from workbench.cli.images import images
 from workbench.cli.jobs import attach, kill, logs, ps, wait
 from workbench.cli.look import diff, status
 from workbench.cli.ls import ls
+from workbench.cli.port import port
 from workbench.cli.prune import command as prune
 from workbench.cli.sessions import sessions
 
@@ -39,6 +40,7 @@ app.command(rich_help_panel=BACKGROUND)(logs)
 app.command(rich_help_panel=BACKGROUND)(attach)
 app.command(rich_help_panel=BACKGROUND)(wait)
 app.command(rich_help_panel=BACKGROUND)(kill)
+app.command(rich_help_panel=BACKGROUND)(port)
 app.command(rich_help_panel=WORK)(refresh)
 app.command(rich_help_panel=WORK)(stop)
 app.command(rich_help_panel=LOOK)(status)
