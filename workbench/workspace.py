@@ -36,6 +36,7 @@ from workbench.review.shown import ShownDigests
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.facts import JobFacts
 from workbench.sandbox.job import AttachedJob
+from workbench.sandbox.shell import ShellSession
 from workbench.searching import GrepOptions, Searching
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs import search
@@ -284,6 +285,17 @@ class Workspace:
         """A command in the background, to be read and written to, as `KeeperClient.attach` says."""
         async with await self.running() as client:
             yield await client.attach(job, tail=tail, follow=follow)
+
+    @contextlib.asynccontextmanager
+    async def shell_session(
+        self, *, environment: dict[str, str] | None = None, shell: str = "", report: Report = _silent
+    ) -> AsyncIterator[ShellSession]:
+        """A shell in which what one script sets the next one finds; it ends with the block. Raises as `exec`."""
+        async with (
+            await self.sandbox(report) as client,
+            await ShellSession.open(client, environment=environment, shell=shell) as session,
+        ):
+            yield session
 
     async def end_job(self, job: str, *, grace_ms: int = 0) -> None:
         """Have a command of the sandbox ended, with all its processes. Raises SandboxError (job_not_found)."""
