@@ -180,6 +180,24 @@ def test_two_interrupts_leave_what_runs_in_the_background(prompt: Prompt) -> Non
     prompt("kill", name)
 
 
+def test_two_interrupts_without_a_terminal_leave_what_runs_in_the_background(prompt: Prompt) -> None:
+    name = start(prompt, "sleep 1000")
+    script = "trap 'echo caught' INT; echo go; while :; do sleep 0.01; done"
+    with prompt.start("--", "sh", "-c", script) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == b"go\n"
+        running.send_signal(signal.SIGINT)
+        assert running.stdout.readline() == b"caught\n"
+        running.send_signal(signal.SIGINT)
+        assert b"stopping the command; the sandbox stays" in running.stderr.read()
+        assert running.wait(timeout=60) == 128 + signal.SIGINT
+    left = jobs(prompt)
+    assert left[name]["state"] == "running"
+    assert not any(script in job["argv"] for job in left.values())
+    prompt("kill", name)
+
+
 def test_a_terminal_in_the_background_is_attached_left_and_attached_again(prompt: Prompt) -> None:
     name = prompt("exec", "-d", "-t", "-e", "PS1=READY>", "-e", "TERM=dumb", "--", "bash", "--norc", "-i")
     shell = name.stdout.decode().strip()
