@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli import output
+from workbench.cli.jobs import say_ended
 from workbench.cli.look import print_left, print_stat
 from workbench.cli.options import (
     Context,
@@ -86,8 +87,7 @@ async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, s
         output.say(
             "this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed"
         )
-    if landed.ended_processes:
-        output.say(f"ended {output.count(landed.ended_processes, 'process')} in the sandbox")
+    say_ended(landed.ended)
     if landed.left.shown:
         stay = "stays" if len(landed.left.shown) == 1 else "stay"
         output.say(f"{output.count(len(landed.left.shown), 'later change')} {stay} in the overlay: workbench diff")
@@ -152,5 +152,6 @@ async def _discard(context: Context, yes: bool, stop: bool) -> None:
     if context.json:
         output.write_json(discard_report(discarded))
     elif not context.quiet:
+        say_ended(discarded.ended)
         output.say(f"discarded {output.count(discarded.changes, 'change')}; `workbench redo` takes that back")
         print_left(discarded.left.left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from workbench.protocol.reports import (
     DiscardReport,
     ExecReport,
     HunkReport,
+    JobReport,
     LandedReport,
     LeftReport,
     PathReport,
@@ -32,6 +34,7 @@ from workbench.review import diff
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath, State
 from workbench.review.landed import Committed
 from workbench.review.log import LogEntry
+from workbench.sandbox.facts import JobFacts
 from workbench.timeline import Preview
 from workbench.vfs.storage import Kind, Storage
 from workbench.workspace import Discarded, Landed, Travelled, Workspace, WorkspaceStatus
@@ -122,7 +125,8 @@ def rewind_report(travelled: Travelled) -> RewindReport:
     return RewindReport(
         removed=_paths(journey.removed),
         restored=_paths(journey.restored),
-        ended_processes=travelled.ended_processes,
+        ended_processes=len(travelled.ended),
+        ended=job_reports(travelled.ended),
         before=journey.before,
         left=_paths(journey.left),
         without_repository=journey.without_repository,
@@ -148,8 +152,9 @@ def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
         digest=landed.committed.digest,
         landed=_paths(landed.committed.landed),
         left=_left(landed.left.left),
-        ended_processes=landed.ended_processes,
+        ended_processes=len(landed.ended),
         weak=landed.committed.weak,
+        ended=job_reports(landed.ended),
     )
 
 
@@ -158,8 +163,35 @@ def discard_report(discarded: Discarded) -> DiscardReport:
     return DiscardReport(
         discarded=discarded.changes,
         checkpoint=discarded.checkpoint,
-        ended_processes=discarded.ended_processes,
+        ended_processes=len(discarded.ended),
         left=_left(discarded.left.left),
+        ended=job_reports(discarded.ended),
+    )
+
+
+def job_reports(jobs: Iterable[JobFacts]) -> tuple[JobReport, ...]:
+    """The reports of commands of the sandbox."""
+    return tuple(map(_job, jobs))
+
+
+def _job(job: JobFacts) -> JobReport:
+    result = job.result
+    return JobReport(
+        id=job.id,
+        argv=tuple(text(os.fsencode(word)) for word in job.argv),
+        state="ended" if job.over or job.ended_by else "running",
+        background=job.background,
+        tty=job.tty,
+        client=job.client,
+        started_at=datetime.fromtimestamp(job.started_at_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        running_ms=job.running_ms,
+        exit_code=result.exit_code if result else None,
+        signal=(result.signal or None) if result else None,
+        ended_by=(result.ended_by if result else job.ended_by) or None,
+        cpu_ms=result.user_cpu_ms + result.system_cpu_ms if result else job.cpu_ms,
+        memory_bytes=job.memory_bytes,
+        processes=job.processes,
+        output_bytes=job.output_bytes,
     )
 
 
@@ -178,6 +210,10 @@ def exec_report(result: CommandResult, exit_code: int, changes: int | None) -> E
         out_of_memory=result.out_of_memory,
         ended_by=result.ended_by or None,
         changes=changes,
+        out_of_processes=result.out_of_processes,
+        user_cpu_ms=result.user_cpu_ms,
+        system_cpu_ms=result.system_cpu_ms,
+        memory_peak_bytes=result.memory_peak_bytes,
     )
 
 

@@ -11,6 +11,7 @@ import typer
 from workbench.checkpoints import upkeep
 from workbench.checkpoints.history import RowKind
 from workbench.cli import output
+from workbench.cli.jobs import say_ended
 from workbench.cli.options import Context, ForceStopOption, JsonOption, QuietOption, SessionOption, WorkspaceOption, run
 from workbench.cli.report import (
     checkpoint_report,
@@ -301,8 +302,7 @@ def _say(context: Context, travelled: Travelled) -> None:
     _say_left(context, travelled.journey.left, travelled.journey.without_repository)
     if context.quiet:
         return
-    if travelled.ended_processes:
-        output.say(f"ended {output.count(travelled.ended_processes, 'process')} in the sandbox")
+    say_ended(travelled.ended)
     removed, restored = len(travelled.journey.removed), len(travelled.journey.restored)
     if not removed and not restored:
         output.say("nothing had to change")
