@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -369,6 +370,31 @@ async def test_what_fails_before_the_mount_leaves_the_overlay_free(place: Place)
         await KeeperClient.start(place.overlay, place.spec(), lock, print, fail)
     place.overlay.take_lock().close()
     assert place.overlay.record().mounts == ()
+
+
+async def test_what_has_to_be_done_before_the_mount_may_take_longer_than_the_keeper_to_come_up(place: Place) -> None:
+    loop = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+
+    def is_forked() -> bool:
+        """Whether the process that we started has ended, after it forked the keeper proper."""
+        return all(_state(child) in "ZX" for child in loop.read_text().split())
+
+    async def prepare() -> None:
+        await until(is_forked)
+        # So that an event loop has seen it, too.
+        for _ in range(3):
+            await anyio.to_thread.run_sync(is_forked)
+
+    with place.overlay.lock() as lock:
+        async with await KeeperClient.start(place.overlay, place.spec(), lock, print, prepare) as client:
+            assert (await client.run(Command(("true",)))).exit_code == 0
+
+
+def _state(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def test_a_client_imports_nothing_that_is_heavy() -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
+from anyio import to_thread
 from anyio.abc import SocketAttribute, UNIXSocketStream
 
 from workbench.errors import OptionsError, OverlayError, SandboxError
@@ -228,6 +229,8 @@ async def _start_keeper(
 ) -> None:
     """Start the process, and wait for its word. Raises SandboxError, and what `prepare` raises."""
     ready, theirs = os.pipe()
+    # Not a pipe of the process object's: asyncio closes those as soon as the process, which only forks, has ended.
+    orders, ours = os.pipe()
     try:
         log = _open_log(overlay.path)
         try:
@@ -235,7 +238,7 @@ async def _start_keeper(
             command = [sys.executable, "-P", "-m", "workbench.sandbox.keeper", overlay.path, str(lock_fd), str(theirs)]
             process = await anyio.open_process(
                 command,
-                stdin=subprocess.PIPE,
+                stdin=orders,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 cwd="/",
@@ -246,23 +249,24 @@ async def _start_keeper(
         finally:
             os.close(log)
             os.close(theirs)
-            theirs = -1
+            os.close(orders)
+            theirs = orders = -1
         async with process:
-            assert process.stdin is not None
             # One that has died says so below, by its silence.
-            with contextlib.suppress(anyio.BrokenResourceError):
-                await process.stdin.send(json.dumps(asdict(spec)).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError):
+                await to_thread.run_sync(os.write, ours, json.dumps(asdict(spec)).encode() + b"\n")
             try:
                 await prepare()
             except BaseException:
+                os.close(ours)
+                ours = -1
                 with anyio.CancelScope(shield=True):
-                    await process.stdin.aclose()
                     # Whoever hears that it failed finds the overlay free.
                     while await _word(ready):
                         pass
                 raise
-            with contextlib.suppress(anyio.BrokenResourceError):
-                await process.stdin.send(runtime.START.encode())
+            with contextlib.suppress(BrokenPipeError):
+                os.write(ours, runtime.START.encode())
         received = b""
         while True:
             data = await _word(ready)
@@ -281,9 +285,9 @@ async def _start_keeper(
                     hint=_log_hint(overlay.path),
                 )
     finally:
-        os.close(ready)
-        if theirs >= 0:
-            os.close(theirs)
+        for end in (ready, theirs, orders, ours):
+            if end >= 0:
+                os.close(end)
 
 
 async def _word(ready: int) -> bytes:
