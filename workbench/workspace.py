@@ -23,16 +23,19 @@ from workbench.files import Files
 from workbench.live import LiveOverlay
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
+from workbench.protocol.records import ShownRecord
 from workbench.review.bases import conflicts
-from workbench.review.changeset import ChangeSet
+from workbench.review.changeset import ChangeSet, Included
 from workbench.review.commit import commit
 from workbench.review.compare import change_set
+from workbench.review.decisions import Review, included_record
 from workbench.review.journal import restored
 from workbench.review.landed import Committed, unsettled
 from workbench.review.landed import find as find_landed
 from workbench.review.recovery import pending, recover
 from workbench.review.remaining import remaining
 from workbench.review.shown import ShownDigests
+from workbench.reviewing import Reviewing
 from workbench.sandbox.client import KeeperClient
 from workbench.searching import GrepOptions, Searching
 from workbench.state import StateDirectory, WorkspaceDirectory
@@ -132,6 +135,14 @@ class Workspace:
         self._live: LiveOverlay | None = None
         self.session = session
         self.shown = ShownDigests(overlay.path)
+        self.reviewing = Reviewing(
+            overlay.path,
+            self._lower,
+            self._store,
+            self.shown,
+            lambda checkpoint, included: self._compare(self._store.get(checkpoint), included),
+        )
+        """What was decided of the changes."""
         self.recovered: tuple[str, ...] = ()
         """What opening it had to put right after a crash, a sentence each."""
 
@@ -389,15 +400,25 @@ class Workspace:
                 async with self._offline(timeout=_LOCK_TIMEOUT_S):
                     return await to_thread.run_sync(take, True)
 
-    async def changes(self, *, may_stop: bool = True) -> ChangeSet:
+    async def changes(self, *, may_stop: bool = True, included: Included | None = None) -> ChangeSet:
         """Take a checkpoint and compare it with the real workspace. `may_stop` and what is raised as of `checkpoint`."""
         checkpoint = await self.checkpoint(label="looked at", may_stop=may_stop)
-        return await to_thread.run_sync(lambda: self._compare(checkpoint))
+        return await to_thread.run_sync(lambda: self._compare(checkpoint, included))
 
-    def reviewed(self, changes: ChangeSet, terminal: str = "") -> str:
-        """Say that a change set was shown, on a terminal of this name; its digest, which a commit may now name."""
-        self.shown.add(changes.digest, changes.checkpoint, terminal)
+    def reviewed(self, changes: ChangeSet, terminal: str = "", included: Included | None = None) -> str:
+        """Say that a change set, with what was `included`, was shown on a terminal of this name; its digest, which a commit
+        may now name."""
+        asked = included_record(included) if included is not None else None
+        self.shown.add(changes.digest, changes.checkpoint, terminal, included=asked)
         return changes.digest
+
+    async def review(self, included: Included | None = None) -> Review:
+        """Take a checkpoint for a review of it, with what was decided before; keep it with `reviewing.keep`.
+
+        `included` as of `Reviewing.begin`. Raises as `checkpoint`.
+        """
+        checkpoint = await self.checkpoint(label="reviewed")
+        return await to_thread.run_sync(lambda: self.reviewing.begin(checkpoint.commit, included))
 
     async def conflicts(self, changes: ChangeSet) -> list[bytes]:
         """The paths of a change set that can't land: the real workspace changed there meanwhile. Raises OSError."""
@@ -425,7 +446,7 @@ class Workspace:
             tuple(self._lower.mount_points()),
         )
 
-    def _compare(self, checkpoint: Checkpoint) -> ChangeSet:
+    def _compare(self, checkpoint: Checkpoint, included: Included | None = None) -> ChangeSet:
         record = self._overlay.record()
         return change_set(
             checkpoint.commit,
@@ -434,6 +455,7 @@ class Workspace:
             self._store,
             scratch=os.fsencode(record.scratch),
             root_mode=record.root_mode,
+            included=included,
         )
 
     def _conflicts(self, changes: ChangeSet, checkpoint: Checkpoint) -> list[bytes]:
@@ -463,24 +485,22 @@ class Workspace:
         ended = await self.stop(force=force, reason="commit")
         async with self._offline(timeout=_LOCK_TIMEOUT_S):
             await to_thread.run_sync(self._complete_overlay)
-            return await to_thread.run_sync(lambda: self._commit(shown.digest, shown.checkpoint, allow_risky, ended))
+            return await to_thread.run_sync(lambda: self._commit(shown, allow_risky, ended))
 
-    def _commit(self, digest: str, checkpoint: str, allow_risky: bool, ended: int) -> Landed:
-        reviewed = self._store.get(checkpoint)
-        changes = self._compare(reviewed)
-        if conflicting := self._conflicts(changes, reviewed):
+    def _commit(self, shown: ShownRecord, allow_risky: bool, ended: int) -> Landed:
+        reviewed = self._store.get(shown.checkpoint)
+        changes = self.reviewing.stands_for(shown)
+        conflicting = self._conflicts(changes, reviewed)
+        if not conflicting and (partly := self.reviewing.partly_taken(shown)) is not None:
+            conflicting = self._conflicts(partly, reviewed)
+        if conflicting:
             raise ConflictError(
                 f"The real workspace changed meanwhile in {_count(len(conflicting), 'path')} of this commit; "
                 "nothing was applied.",
                 paths=conflicting,
                 hint="Look with `workbench status`; discard, or put those paths back as they were.",
             )
-        if changes.digest != digest:
-            raise CommitError(
-                "What would land is no longer what was shown: the real workspace changed around it.",
-                code="digest_changed",
-                hint="Look again with `workbench diff`, and commit the digest it names.",
-            )
+        self.reviewing.require_same(shown, changes)
         if changes.risky and not allow_risky:
             raise CommitError(
                 f"{_count(len(changes.risky), 'path')} would make a host run code or lead out of the workspace.",

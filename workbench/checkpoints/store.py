@@ -228,6 +228,18 @@ class CheckpointStore:
         self._remember(row.commit, manifest)
         return self._checkpoint(session, row)
 
+    @contextmanager
+    def adding(self) -> Iterator[Sink]:
+        """Where contents go that no checkpoint has; they are kept from the end on. Raises CheckpointError
+        (checkpoint_failed)."""
+        with (
+            failing("The checkpoint store can't be added to"),
+            PackWriter(self._pack_directory, self._packs.__contains__) as pack,
+        ):
+            yield _Contents(pack, self._side, self)
+            pack.publish()
+            self._packs.refresh()
+
     def latest(self, session: str) -> Checkpoint | None:
         """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
         rows = self._history(session).rows()

@@ -15,6 +15,7 @@ from workbench.cli.images import images
 from workbench.cli.look import diff, status
 from workbench.cli.ls import ls
 from workbench.cli.prune import command as prune
+from workbench.cli.review import review
 from workbench.cli.sessions import sessions
 
 WORK, LOOK, DECIDE, TRAVEL, OTHERS = "Work", "Look", "Decide", "Travel", "Others"
@@ -39,6 +40,7 @@ app.command(rich_help_panel=LOOK)(diff)
 app.command(rich_help_panel=LOOK)(ls)
 app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(doctor)
+app.command(rich_help_panel=DECIDE)(review)
 app.command(rich_help_panel=DECIDE)(commit)
 app.command(rich_help_panel=DECIDE)(discard)
 app.command("prune", rich_help_panel=TRAVEL)(prune)

@@ -8,14 +8,16 @@ from typing import Annotated
 import typer
 
 from workbench.cli import output
-from workbench.cli.look import print_left, print_stat
+from workbench.cli.look import print_left, print_stat, require_accepted
 from workbench.cli.options import (
     Context,
     ForceStopOption,
+    IncludeOption,
     JsonOption,
     QuietOption,
     SessionOption,
     WorkspaceOption,
+    included,
     run,
     terminal_name,
     workspace_path,
@@ -35,6 +37,10 @@ def commit(
             "--allow-risky", metavar="", help="Also land paths that make a host run code or lead out of the workspace."
         ),
     ] = False,
+    accepted: Annotated[
+        bool, typer.Option("--accepted", metavar="", help="Land what `workbench review` accepted; the rest stays.")
+    ] = False,
+    include: IncludeOption = None,
     yes: Annotated[
         bool, typer.Option("--yes", metavar="", help="Answer questions with yes; it never stands for a digest.")
     ] = False,
@@ -46,19 +52,32 @@ def commit(
 ) -> None:
     """Land what was shown in the real workspace: all of it or nothing.
 
-    Lands what --digest names, else what the last full `workbench diff` on this terminal showed. Without either it shows
-    a summary and asks; where it can't ask it refuses. What changed since stays in the overlay.
+    Lands what --digest names, or with --accepted what `workbench review` accepted, else what the last full `workbench
+    diff` on this terminal showed. Without any it shows a summary and asks; where it can't ask it refuses. What changed
+    since stays in the overlay.
 
     Ends with 0 when it has landed, 3 where the real workspace changed meanwhile in a path of it, 4 where a rule refuses it
     (no digest, one that was never shown, a risky path); then nothing was applied.
     """
     context = Context(workspace, session, json, quiet)
-    run(_commit, context, digest, allow_risky, yes, stop, context=context)
+    if sum(map(bool, (digest, accepted, include))) > 1:
+        raise typer.BadParameter("--digest, --accepted and --include each go alone.")
+    run(_commit, context, digest, accepted, include, allow_risky, yes, stop, context=context)
 
 
-async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, stop: bool) -> None:
+async def _commit(
+    context: Context,
+    digest: str,
+    accepted: bool,
+    include: list[str] | None,
+    allow_risky: bool,
+    yes: bool,
+    stop: bool,
+) -> None:
     async with context.open() as workspace:
-        digest = digest or await _shown_digest(workspace, yes=yes)
+        if accepted:
+            digest = require_accepted(workspace).digest
+        digest = digest or await _shown_digest(workspace, include, yes=yes)
         if not digest:
             if context.json:
                 output.write_json(commit_report(None))
@@ -88,16 +107,18 @@ async def _commit(context: Context, digest: str, allow_risky: bool, yes: bool, s
         output.say(f"ended {output.count(landed.ended_processes, 'process')} in the sandbox")
     if landed.left.shown:
         stay = "stays" if len(landed.left.shown) == 1 else "stay"
-        output.say(f"{output.count(len(landed.left.shown), 'later change')} {stay} in the overlay: workbench diff")
+        what = "other change" if accepted else "later change"
+        output.say(f"{output.count(len(landed.left.shown), what)} {stay} in the overlay: workbench diff")
     print_left(landed.left.left)
 
 
-async def _shown_digest(workspace: Workspace, *, yes: bool) -> str:
+async def _shown_digest(workspace: Workspace, include: list[str] | None, *, yes: bool) -> str:
     terminal = terminal_name()
-    last = workspace.shown.last(terminal) if terminal else None
+    last = workspace.shown.last(terminal) if terminal and not include else None
     if last is not None:
         return last.digest
-    changes = await workspace.changes()
+    asked = included(workspace.root, include)
+    changes = await workspace.changes(included=asked)
     if not changes.changes:
         return ""
     if yes or not sys.stdin.isatty():
@@ -110,7 +131,7 @@ async def _shown_digest(workspace: Workspace, *, yes: bool) -> str:
     print_stat(workspace, changes)
     if not typer.confirm(f"Commit {output.count(len(changes.shown), 'change')} to the real workspace?", err=True):
         raise typer.Exit(1)
-    return workspace.reviewed(changes, terminal)
+    return workspace.reviewed(changes, terminal, asked)
 
 
 def discard(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import CommandResult
@@ -17,12 +15,18 @@ from workbench.protocol.reports import (
     HunkReport,
     LeftReport,
     PathReport,
+    ReviewedChangeReport,
+    ReviewedHunkReport,
+    ReviewReport,
     SandboxReport,
     StatusReport,
     text,
 )
 from workbench.review import diff
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath, State
+from workbench.review.decisions import Review
+from workbench.review.hunks import NamedHunk, named_hunks
+from workbench.review.order import group_of, in_order
 from workbench.vfs.storage import Kind
 from workbench.workspace import Discarded, Landed, Workspace, WorkspaceStatus
 
@@ -110,9 +114,42 @@ def error_fields(error: WorkbenchError) -> dict[str, str | None]:
     return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
-def _change(workspace: Workspace, change: Change) -> ChangeReport:
+def review_report(workspace: Workspace, review: Review, accepted: ChangeSet) -> ReviewReport:
+    """The report of `workbench review`; `accepted` is the change set that lands of it."""
+    return ReviewReport(
+        digest=accepted.digest if accepted.changes else None,
+        changes=tuple(_reviewed(workspace, review, change) for change in in_order(review.changes.shown)),
+        accepted=_paths(path for change in accepted.changes for path, _, _ in change.steps()),
+        left=_left(review.changes.left),
+    )
+
+
+def _reviewed(workspace: Workspace, review: Review, change: Change) -> ReviewedChangeReport:
+    decision = review.decision(change)
+
+    def decided(hunk: NamedHunk) -> bool | None:
+        if decision.accepted is not None:
+            return decision.accepted
+        known = {decision.hunks.get(part.id) for part in hunk.leaves}
+        return known.pop() if len(known) == 1 else None
+
+    def told(hunk: NamedHunk) -> ReviewedHunkReport:
+        fields = dict(_hunk(hunk))
+        return ReviewedHunkReport(**fields, accepted=decided(hunk), parts=tuple(map(told, hunk.parts)))
+
+    fields = dict(_change(workspace, change, with_hunks=False))
+    hunks = named_hunks(change, workspace.lower, workspace.store)
+    return ReviewedChangeReport(
+        **{**fields, "hunks": tuple(map(told, hunks))},
+        group=group_of(change).name.lower(),
+        verdict=review.verdict(change).value,
+    )
+
+
+def _change(workspace: Workspace, change: Change, *, with_hunks: bool = True) -> ChangeReport:
     named = PathReport.of(change.path)
     binary = diff.is_binary(change, workspace.lower, workspace.store)
+    hunks = () if binary or not with_hunks else named_hunks(change, workspace.lower, workspace.store)
     return ChangeReport(
         path=named.path,
         path_bytes=named.path_bytes,
@@ -122,25 +159,20 @@ def _change(workspace: Workspace, change: Change) -> ChangeReport:
         binary=binary,
         risk=change.risk or None,
         renamed_from=PathReport.of(change.renamed_from) if change.renamed_from else None,
-        hunks=() if binary else tuple(_hunks(workspace, change)),
+        hunks=tuple(map(_hunk, hunks)),
     )
 
 
-def _hunks(workspace: Workspace, change: Change) -> Iterator[HunkReport]:
-    seen: Counter[bytes] = Counter()
-    for hunk in diff.hunks_of(change, workspace.lower, workspace.store):
-        lines = b"".join(hunk.lines)
-        # The same lines may change twice in one file.
-        identity = b"%s\0%d\0%s" % (change.path, seen[lines], lines)
-        seen[lines] += 1
-        yield HunkReport(
-            id=hashlib.sha256(identity).hexdigest()[:16],
-            old_start=hunk.old_start,
-            old_lines=hunk.old_count,
-            new_start=hunk.new_start,
-            new_lines=hunk.new_count,
-            lines=tuple(text(line) for line in hunk.lines),
-        )
+def _hunk(named: NamedHunk) -> HunkReport:
+    hunk = named.hunk
+    return HunkReport(
+        id=named.id,
+        old_start=hunk.old_start,
+        old_lines=hunk.old_count,
+        new_start=hunk.new_start,
+        new_lines=hunk.new_count,
+        lines=tuple(text(line) for line in hunk.lines),
+    )
 
 
 def _mode(state: State | None) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 
+from pydantic import ConfigDict
+
 from workbench.protocol.records import Frozen
 
 
@@ -87,6 +89,45 @@ class DiffReport(Frozen):
     digest: str
     changes: tuple[ChangeReport, ...]
     left: tuple[LeftReport, ...] = ()
+
+
+class ReviewedHunkReport(HunkReport):
+    """A hunk and what was decided of it: `accepted` is None where nothing was. `parts` are what it can be taken apart into."""
+
+    accepted: bool | None = None
+    parts: tuple[ReviewedHunkReport, ...] = ()
+
+
+class ReviewedChangeReport(ChangeReport):
+    """A change, what it is to a reviewer (`risky`, `source`, `test`, `lock`, `generated`), and what was decided of it.
+
+    `verdict` is `undecided`, `accepted`, `rejected` or `part`.
+    """
+
+    group: str
+    verdict: str
+    hunks: tuple[ReviewedHunkReport, ...] = ()
+
+
+class ReviewReport(Frozen):
+    """`workbench review --json`: `digest` is that of what is accepted, None where nothing is; `accepted` what lands of it."""
+
+    version: int = 1
+    digest: str | None
+    changes: tuple[ReviewedChangeReport, ...]
+    accepted: tuple[PathReport, ...]
+    left: tuple[LeftReport, ...] = ()
+
+
+class DecisionsInput(Frozen):
+    """What `workbench review --decisions` reads: paths relative to the workspace's root, and ids of hunks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    accept: tuple[str, ...] = ()
+    reject: tuple[str, ...] = ()
+    accept_hunks: tuple[str, ...] = ()
+    reject_hunks: tuple[str, ...] = ()
 
 
 class CommitReport(Frozen):

@@ -1,0 +1,125 @@
+"""Deciding by flags: what was accepted lands by itself, the rest stays, and nobody is asked anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.bench import Bench
+from tests.conftest import Cli
+from tests.trees import snapshot
+
+LINES = [f"line {number}\n" for number in range(30)]
+
+
+@pytest.fixture
+def changed(cli: Cli) -> Cli:
+    """A workspace with a dozen lines of change: a file with two hunks, a new one, a deleted one, a risky one."""
+    (cli.workspace / "long.txt").write_text("".join(LINES))
+    (cli.workspace / "doomed").write_text("old\n")
+    (cli.workspace / ".gitignore").write_text("out/\n")
+    cli.sh(
+        "sed -i -e 's/^line 1$/LINE ONE/' -e 's/^line 28$/LINE TWENTY-EIGHT/' long.txt; rm doomed;"
+        "mkdir -p new out; echo new > new/file; echo other > new/other; echo 'x=1' > .envrc; echo built > out/x"
+    )
+    return cli
+
+
+def review(cli: Cli, *arguments: str, **options: object) -> dict[str, object]:
+    return json.loads(cli("review", "--json", *arguments, **options).stdout)  # type: ignore[arg-type]
+
+
+def hunks(told: dict[str, object], path: str) -> list[str]:
+    (change,) = (change for change in told["changes"] if change["path"] == path)  # type: ignore[attr-defined]
+    return [hunk["id"] for hunk in change["hunks"]]
+
+
+def test_what_a_program_accepted_lands_and_the_rest_stays_in_the_overlay(changed: Cli) -> None:
+    bench = Bench(changed.workspace)
+    view = bench.inside()
+    told = review(changed)
+    assert told["digest"] is None
+    assert told["changes"][0]["path"] == ".envrc"  # type: ignore[index]
+    changed("commit", "--accepted", code=4)
+    _, second = hunks(told, "long.txt")
+    told = review(
+        changed, "--accept", "new/file", "--accept", "doomed", "--reject", ".envrc", "--accept-hunk", second[:8]
+    )
+    verdicts = {change["path"]: change["verdict"] for change in told["changes"]}  # type: ignore[attr-defined]
+    assert verdicts == {
+        ".envrc": "rejected",
+        "doomed": "accepted",
+        "long.txt": "part",
+        "new/file": "accepted",
+        "new/other": "undecided",
+    }
+    patch = changed("diff", "--accepted").stdout
+    assert b"+LINE TWENTY-EIGHT" in patch
+    assert b"LINE ONE" not in patch
+    landed = json.loads(changed("commit", "--accepted", "--json").stdout)
+    assert landed["digest"] == told["digest"]
+    assert {path["path"] for path in landed["landed"]} == {"doomed", "long.txt", "new", "new/file"}
+    long = list(LINES)
+    long[28] = "LINE TWENTY-EIGHT\n"
+    assert (changed.workspace / "long.txt").read_text() == "".join(long)
+    assert not (changed.workspace / "doomed").exists()
+    assert not (changed.workspace / ".envrc").exists()
+    assert not (changed.workspace / "new/other").exists()
+    assert bench.inside() == view
+    # What was rejected is still so; what landed is gone from the review.
+    told = review(changed)
+    verdicts = {change["path"]: change["verdict"] for change in told["changes"]}  # type: ignore[attr-defined]
+    assert verdicts == {".envrc": "rejected", "long.txt": "undecided", "new/other": "undecided"}
+    assert changed("commit", "--accepted", code=4).stderr.startswith(b"workbench: Nothing is accepted.")
+
+
+def test_a_file_of_decisions_says_the_same_as_flags(changed: Cli, tmp_path: Path) -> None:
+    told = review(changed, "--accept", "new", "--reject", "doomed")
+    file = tmp_path / "decisions.json"
+    file.write_text(json.dumps({"accept": ["new"], "reject": ["doomed"]}))
+    assert review(changed, "--decisions", str(file)) == told
+    assert review(changed, "--decisions", "-", stdin=None, input=file.read_bytes()) == told
+    for wrong in ('{"acept": []}', "nothing"):
+        file.write_text(wrong)
+        assert changed("review", "--decisions", str(file), code=2).stderr.startswith(b"workbench: The decisions in ")
+    changed("review", "--accept", "nowhere", code=2)
+    changed("review", "--accept-hunk", "0" * 16, code=2)
+
+
+def test_a_risky_path_that_was_accepted_still_takes_an_explicit_yes(changed: Cli) -> None:
+    review(changed, "--accept", ".envrc")
+    assert b"[risky_paths]" in changed("commit", "--accepted", code=4).stderr
+    changed("commit", "--accepted", "--allow-risky")
+    assert (changed.workspace / ".envrc").read_text() == "x=1\n"
+    assert not (changed.workspace / "new").exists()
+
+
+def test_an_edit_of_a_file_of_which_a_hunk_was_accepted_is_a_conflict(changed: Cli) -> None:
+    first, _ = hunks(review(changed), "long.txt")
+    review(changed, "--accept-hunk", first)
+    (changed.workspace / "long.txt").write_text("a person's\n")
+    before = snapshot(changed.workspace)
+    done = json.loads(changed("commit", "--accepted", "--json", code=3).stdout)
+    assert (done["error"]["code"], done["paths"][0]["path"]) == ("conflict", "long.txt")
+    assert snapshot(changed.workspace) == before
+
+
+def test_what_stays_by_itself_lands_where_its_asked_for(changed: Cli) -> None:
+    digest = changed("diff", "--include", "ignored", "--digest-only").stdout.decode().strip()
+    assert digest != changed.digest()
+    review(changed, "--include", "out", "--accept", "out/x")
+    changed("commit", "--accepted")
+    assert snapshot(changed.workspace)[b"out/x"]
+    assert not (changed.workspace / "new").exists()
+
+
+def test_the_table_names_what_is_risky_first_and_what_to_do_next(changed: Cli) -> None:
+    done = changed("review", "--accept", "new")
+    lines = done.stdout.decode().splitlines()
+    assert lines[0].startswith("Risky")
+    assert lines[1].startswith("[ ] .envrc")
+    assert [line.split()[1] for line in lines if line.startswith("[x]")] == ["new/file", "new/other"]
+    assert b"workbench commit --accepted" in done.stderr
+    assert b"RISKY .envrc" in done.stderr
