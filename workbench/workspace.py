@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, overload
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Self, Unpack, overload
 from anyio import to_thread
 
 from workbench import warm
+from workbench.checking import Checking
 from workbench.checkpoints import manifest_format
-from workbench.checkpoints.manifest import Omitted
+from workbench.checkpoints.manifest import Manifest, Omitted
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CommitError, ConflictError, OptionsError, OverlayError, SandboxError
 from workbench.files import Files
@@ -24,16 +25,19 @@ from workbench.live import LiveOverlay
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.protocol.records import ShownRecord
-from workbench.review.bases import conflicts
+from workbench.review.audit import AuditLog
+from workbench.review.bases import conflicts, differing
 from workbench.review.changeset import ChangeSet, Included
 from workbench.review.commit import commit
 from workbench.review.compare import change_set
 from workbench.review.decisions import Review, included_record
 from workbench.review.journal import restored
-from workbench.review.landed import Committed, unsettled
+from workbench.review.landed import Committed, find_by_id, unsettled
 from workbench.review.landed import find as find_landed
+from workbench.review.layer import layer_of
 from workbench.review.recovery import pending, recover
 from workbench.review.remaining import remaining
+from workbench.review.revert import inverted
 from workbench.review.shown import ShownDigests
 from workbench.reviewing import Reviewing
 from workbench.sandbox.client import KeeperClient
@@ -58,6 +62,8 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 
 _LOCK_TIMEOUT_S = 30.0
+_VERIFIED_BY_ITSELF = 10_000
+"""How many changes are read back after they landed without being asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +91,16 @@ class WorkspaceStatus:
 class Landed:
     """A commit that landed: what it was, what stayed in the overlay, how many processes it ended.
 
-    `already` says that it had landed before, and nothing was done now.
+    `already` says that it had landed before, and nothing was done now. `verified` says that what landed was read back and
+    compared with what was reviewed, `differs` are the paths at which it's something else by now.
     """
 
     committed: Committed
     left: ChangeSet
     ended_processes: int
     already: bool = False
+    verified: bool = False
+    differs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,10 @@ class Discarded:
 
 
 def _silent(_: str) -> None:
+    pass
+
+
+def _drop(_: bytes) -> None:
     pass
 
 
@@ -143,6 +156,8 @@ class Workspace:
             lambda checkpoint, included: self._compare(self._store.get(checkpoint), included),
         )
         """What was decided of the changes."""
+        self.audit = AuditLog(directory.path)
+        self._checking = Checking(state, directory, overlay, self._store, self._lower, options)
         self.recovered: tuple[str, ...] = ()
         """What opening it had to put right after a crash, a sentence each."""
 
@@ -469,25 +484,89 @@ class Workspace:
 
     # Deciding
 
-    async def commit(self, digest: str, *, allow_risky: bool = False, force: bool = False) -> Landed:
-        """Land exactly the change set that was shown under `digest`, all of it or nothing; what came later stays.
+    async def commit(
+        self,
+        digest: str,
+        *,
+        allow_risky: bool = False,
+        force: bool = False,
+        message: str = "",
+        verify: bool | None = None,
+    ) -> Landed:
+        """Land exactly the change set that was shown under `digest`, all of it or nothing; what isn't in it stays.
 
         What landed under that digest before is left as it is. Ends the sandbox first; `force` also where a shell is
-        attached. Raises CommitError (digest_unknown,
-        digest_changed, risky_paths, not_landable, commit_failed), ConflictError, SandboxError (sandbox_busy).
+        attached. `message` is kept with the commit. `verify` reads back what landed, None where that isn't too much.
+        Raises CommitError (digest_unknown, digest_changed, risky_paths, not_landable, commit_failed,
+        commit_incomplete), ConflictError, SandboxError (sandbox_busy).
         """
-        try:
-            shown = self.shown.find(digest)
-        except CommitError:
-            if (landed := find_landed(self._directory.commits, self.session, digest)) is None:
-                raise
-            return Landed(landed, await self.changes(), 0, already=True)
-        ended = await self.stop(force=force, reason="commit")
-        async with self._offline(timeout=_LOCK_TIMEOUT_S):
-            await to_thread.run_sync(self._complete_overlay)
-            return await to_thread.run_sync(lambda: self._commit(shown, allow_risky, ended))
+        with self._refusals_noted(digest):
+            try:
+                shown = self.shown.find(digest)
+            except CommitError:
+                if (landed := find_landed(self._directory.commits, self.session, digest)) is None:
+                    raise
+                return Landed(landed, await self.changes(), 0, already=True)
+            ended = await self.stop(force=force, reason="commit")
+            async with self._offline(timeout=_LOCK_TIMEOUT_S):
+                await to_thread.run_sync(self._complete_overlay)
+                landing = await to_thread.run_sync(lambda: self._commit(shown, allow_risky, ended, message))
+        changes = landing.committed.changes
+        if verify is False or (verify is None and len(changes) >= _VERIFIED_BY_ITSELF):
+            return landing
+        differs = await to_thread.run_sync(differing, self._lower, changes)
+        return replace(landing, verified=True, differs=tuple(differs))
 
-    def _commit(self, shown: ShownRecord, allow_risky: bool, ended: int) -> Landed:
+    async def rehearse(self, digest: str, *, allow_risky: bool = False) -> ChangeSet:
+        """What `commit` would land, and nothing is done. Raises as it does, but for what only shows on the way."""
+        shown = self.shown.find(digest)
+        return await to_thread.run_sync(lambda: self._landable(shown, allow_risky)[1])
+
+    async def check(
+        self,
+        digest: str,
+        command: Command,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        report: Report = _silent,
+    ) -> None:
+        """Run a command over what was shown under `digest`, and raise CommitError (check_failed) unless it ends with 0.
+
+        Where that's all that the overlay holds at this moment, in the session's sandbox, where what it writes stays in the
+        overlay; else in one that shows the real workspace with exactly what would land, where it's dropped. Raises as
+        `exec`, and as `rehearse` but for conflicts and risky paths.
+        """
+        shown = self.shown.find(digest)
+        now = await self.checkpoint(label="before a check")
+        if shown.selection is None and shown.checkpoint == now.commit:
+            result = await self.exec(command, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
+        else:
+            layer = await to_thread.run_sync(self._layer, shown)
+            result = await self._checking.run(layer, command, on_stdout or _drop, on_stderr or _drop, report)
+        if result.exit_code or result.ended_by:
+            how = f"was ended by {result.ended_by}" if result.ended_by else f"ended with {result.exit_code}"
+            raise CommitError(
+                f"The check {how}; nothing was applied.",
+                code="check_failed",
+                hint="Put right what it found, and review.",
+            )
+
+    def _layer(self, shown: ShownRecord) -> Manifest:
+        changes = self.reviewing.stands_for(shown)
+        self.reviewing.require_same(shown, changes)
+        return layer_of(changes, self._store.get(shown.checkpoint).manifest, self._lower)
+
+    @contextlib.contextmanager
+    def _refusals_noted(self, digest: str) -> Iterator[None]:
+        try:
+            yield
+        except CommitError as error:
+            self.audit.append("refusal", session=self.session, digest=digest, code=error.code)
+            raise
+
+    def _landable(self, shown: ShownRecord, allow_risky: bool) -> tuple[Manifest, ChangeSet]:
+        """What was shown, made again, with the manifest it's of. Raises as `commit` where it can't land."""
         reviewed = self._store.get(shown.checkpoint)
         changes = self.reviewing.stands_for(shown)
         conflicting = self._conflicts(changes, reviewed)
@@ -508,6 +587,10 @@ class Workspace:
                 paths=[change.path for change in changes.risky],
                 hint="Look at them in `workbench diff`, then say `--allow-risky`.",
             )
+        return reviewed.manifest, changes
+
+    def _commit(self, shown: ShownRecord, allow_risky: bool, ended: int, message: str) -> Landed:
+        manifest, changes = self._landable(shown, allow_risky)
         # What came later gets its bases now: once we have landed, ours could be taken for somebody else's changes.
         self._mounting.take(f"commit-{uuid.uuid4().hex}", "before a commit", offline=True)
         with self._ancestors() as descriptors:
@@ -515,11 +598,13 @@ class Workspace:
                 self._lower,
                 self._directory.commits,
                 changes,
-                reviewed.manifest,
+                manifest,
                 self._store,
                 session=self.session,
+                message=message,
                 locks=descriptors,
             )
+        self._note_landed("commit", committed)
         self._settle(committed)
         self._mark_siblings()
         rest = self._mounting.take(f"rest-{uuid.uuid4().hex}", "after a commit", offline=True)
@@ -547,6 +632,57 @@ class Workspace:
         self.shown.clear()
         committed.settle()
 
+    def _note_landed(self, action: str, committed: Committed) -> None:
+        self.audit.append(
+            action,
+            session=self.session,
+            digest=committed.digest,
+            commit_id=committed.commit_id,
+            message=committed.message,
+            changes=committed.changes,
+        )
+
+    async def revert(
+        self, commit_id: str, *, message: str = "", dry_run: bool = False
+    ) -> tuple[ChangeSet, Committed | None]:
+        """Take back what a commit did, all of it or nothing: what landed, and the commit that it landed as.
+
+        With `dry_run` nothing is done. What the workspace changed since is a conflict. No overlay is touched: what one
+        holds on top of it conflicts when it would land. Raises CommitError (commit_unknown, not_landable, commit_failed,
+        commit_incomplete), ConflictError.
+        """
+        with self._refusals_noted(""):
+            return await to_thread.run_sync(self._revert, commit_id, message, dry_run)
+
+    def _revert(self, commit_id: str, message: str, dry_run: bool) -> tuple[ChangeSet, Committed | None]:
+        committed = find_by_id(self._directory.commits, commit_id)
+        with self._store.adding() as sink:
+            changes, manifest = inverted(committed, sink)
+        if conflicting := conflicts(self._lower, changes, manifest, restored=restored(self._directory.commits)):
+            raise ConflictError(
+                f"The real workspace changed since commit {committed.commit_id} in {_count(len(conflicting), 'path')} of "
+                "it; nothing was applied.",
+                paths=conflicting,
+                hint="Revert the later commits first, or put those paths back as they were.",
+            )
+        if dry_run:
+            return changes, None
+        with self._ancestors() as descriptors:
+            reverted = commit(
+                self._lower,
+                self._directory.commits,
+                changes,
+                manifest,
+                self._store,
+                message=message or f"Revert {committed.commit_id}",
+                locks=descriptors,
+            )
+        self._note_landed("revert", reverted)
+        reverted.settle()
+        self._mark_siblings()
+        mark_changed(self._overlay.path)
+        return changes, reverted
+
     async def discard(self, *, force: bool = False) -> Discarded:
         """Drop everything the overlay holds; a checkpoint of it is kept.
 
@@ -562,6 +698,7 @@ class Workspace:
         changes = self._compare(now)
         rest = self._mounting.empty()
         self.shown.clear()
+        self.audit.append("discard", session=self.session, digest=changes.digest, changes=changes.changes)
         return Discarded(len(changes.shown), now.commit, ended, self._compare(rest))
 
     # Crashes, locks
@@ -578,7 +715,7 @@ class Workspace:
 
     def _is_overlay_incomplete(self) -> bool:
         return self._mounting.is_restore_pending or any(
-            committed.session == self.session for committed in unsettled(self._directory.commits)
+            committed.session in (self.session, "") for committed in unsettled(self._directory.commits)
         )
 
     def _complete_overlay(self) -> None:
@@ -587,6 +724,9 @@ class Workspace:
         for committed in unsettled(self._directory.commits):
             if committed.session == self.session:
                 self._settle(committed)
+            elif not committed.session:
+                # A revert is of no overlay.
+                committed.settle()
 
     def _offline(self, timeout: float) -> AbstractAsyncContextManager[None]:
         """Hold the overlay's lock, with nothing mounted."""

@@ -10,6 +10,7 @@ import pytest
 from tests.bench import Bench
 from tests.conftest import Cli
 from tests.trees import snapshot
+from workbench.review.audit import AuditLog
 
 LINES = [f"line {number}\n" for number in range(30)]
 
@@ -123,3 +124,79 @@ def test_the_table_names_what_is_risky_first_and_what_to_do_next(changed: Cli) -
     assert [line.split()[1] for line in lines if line.startswith("[x]")] == ["new/file", "new/other"]
     assert b"workbench commit --accepted" in done.stderr
     assert b"RISKY .envrc" in done.stderr
+
+
+def test_a_check_of_part_of_the_changes_sees_exactly_what_would_land(changed: Cli) -> None:
+    bench = Bench(changed.workspace)
+    review(changed, "--accept", "new/file", "--accept", "doomed")
+    view, before = bench.inside(), snapshot(changed.workspace)
+    seen = (
+        "test -f new/file && ! test -e new/other && ! test -e doomed && ! test -e .envrc && grep -q '^line 1$' long.txt"
+        " && ! test -e out && touch of-the-check"
+    )
+    refused = changed("commit", "--accepted", "--check", f"{seen}; echo told; exit 3", code=6)
+    assert b"told" in refused.stderr
+    assert b"[check_failed]" in refused.stderr
+    assert snapshot(changed.workspace) == before
+    assert bench.inside() == view
+    changed("commit", "--accepted", "--check", seen)
+    assert (changed.workspace / "new/file").exists()
+    assert not (changed.workspace / "of-the-check").exists()
+    assert bench.inside() == view
+    assert not (Path(bench.overlay) / "check").exists()
+
+
+def test_a_check_of_all_changes_runs_on_the_merged_view(changed: Cli) -> None:
+    digest = changed.digest()
+    check = "test -f out/x && test -f new/other && ! test -e doomed"
+    changed("commit", "--digest", digest, "--allow-risky", "--check", f"{check} && false", code=6)
+    changed("commit", "--digest", digest, "--allow-risky", "--check", check)
+    assert (changed.workspace / "new/other").exists()
+
+
+def test_a_check_never_sees_what_came_after_the_review(changed: Cli) -> None:
+    digest = changed.digest()
+    changed.sh("echo later > later; echo broken > new/file")
+    changed("commit", "--digest", digest, "--allow-risky", "--check", "! test -e later && grep -q new new/file")
+    assert (changed.workspace / "new/file").read_text() == "new\n"
+    assert not (changed.workspace / "later").exists()
+
+
+def test_a_dry_run_says_what_would_land_or_why_it_cant_and_does_nothing(changed: Cli) -> None:
+    before = snapshot(changed.workspace, times=False)
+    review(changed, "--accept", "new")
+    told = json.loads(changed("commit", "--accepted", "--dry-run", "--json").stdout)
+    assert [change["path"] for change in told["changes"]] == ["new/file", "new/other"]
+    changed("commit", "--digest", changed.digest(), "--dry-run", code=4)
+    (changed.workspace / "new").write_text("a person's\n")
+    changed("commit", "--accepted", "--dry-run", code=3)
+    (changed.workspace / "new").unlink()
+    assert snapshot(changed.workspace, times=False) == before
+
+
+def test_a_commit_is_kept_with_its_message_read_back_and_can_be_reverted(changed: Cli) -> None:
+    before = snapshot(changed.workspace, times=False)
+    done = changed("commit", "--digest", changed.digest(), "--allow-risky", "-m", "what it's about", "--json")
+    landed = json.loads(done.stdout)
+    assert (landed["verified"], landed["differs"]) == (True, [])
+    told = json.loads(changed("revert", landed["commit_id"], "--dry-run", "--json").stdout)
+    assert told["commit_id"] is None
+    reverted = json.loads(changed("revert", landed["commit_id"][:18], "--json").stdout)
+    assert snapshot(changed.workspace, times=False) == before
+    assert Bench(changed.workspace).told() == {}
+    changed("revert", reverted["commit_id"])
+    (changed.workspace / "long.txt").write_text("a person's\n")
+    refused = json.loads(changed("revert", landed["commit_id"], "--json", code=3).stdout)
+    assert refused["paths"][0]["path"] == "long.txt"
+    changed("revert", "nothing", code=1)
+    log = AuditLog(str(Path(Bench(changed.workspace).overlay).parent.parent))
+    told = [(record.action, record.message, record.code) for record in log.records()]
+    assert told == [
+        ("commit", "what it's about", ""),
+        ("revert", f"Revert {landed['commit_id']}", ""),
+        ("revert", f"Revert {reverted['commit_id']}", ""),
+        ("refusal", "", "conflict"),
+        ("refusal", "", "commit_unknown"),
+    ]
+    assert next(log.records()).counts == {"added": 3, "deleted": 1, "modified": 1}
+    assert log.verify().wrong == 0

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from workbench import __version__
-from workbench.cli.decide import commit, discard
+from workbench.cli.decide import commit, discard, revert
 from workbench.cli.doctor import doctor
 from workbench.cli.execute import execute, refresh, shell, stop
 from workbench.cli.images import images
@@ -25,7 +25,7 @@ app = typer.Typer(
     help="Let an agent, or any command, work on a real directory without touching it.",
     epilog="Start with: workbench exec -- COMMAND. Nothing of the directory changes before workbench commit. "
     "Every command ends with 0 when it's done, 1 after an error, 2 when used wrongly, 3 at a conflict with the real "
-    "workspace, 4 where a rule refuses; exec with what its command ended with.",
+    "workspace, 4 where a rule refuses, 6 where a check failed; exec with what its command ended with.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -42,6 +42,7 @@ app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(review)
 app.command(rich_help_panel=DECIDE)(commit)
+app.command(rich_help_panel=DECIDE)(revert)
 app.command(rich_help_panel=DECIDE)(discard)
 app.command("prune", rich_help_panel=TRAVEL)(prune)
 app.add_typer(images, name="images", rich_help_panel=OTHERS)

@@ -15,6 +15,7 @@ from workbench.protocol.reports import (
     HunkReport,
     LeftReport,
     PathReport,
+    RevertReport,
     ReviewedChangeReport,
     ReviewedHunkReport,
     ReviewReport,
@@ -26,6 +27,7 @@ from workbench.review import diff
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath, State
 from workbench.review.decisions import Review
 from workbench.review.hunks import NamedHunk, named_hunks
+from workbench.review.landed import Committed
 from workbench.review.order import group_of, in_order
 from workbench.vfs.storage import Kind
 from workbench.workspace import Discarded, Landed, Workspace, WorkspaceStatus
@@ -73,6 +75,17 @@ def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
         left=_left(landed.left.left),
         ended_processes=landed.ended_processes,
         weak=landed.committed.weak,
+        verified=landed.verified,
+        differs=_paths(landed.differs),
+    )
+
+
+def revert_report(changes: ChangeSet, reverted: Committed | None) -> RevertReport:
+    """The report of `workbench revert`; `reverted` is None where nothing was done."""
+    return RevertReport(
+        commit_id=reverted.commit_id if reverted is not None else None,
+        digest=changes.digest,
+        reverted=_paths(change.path for change in changes.changes),
     )
 
 

@@ -118,3 +118,23 @@ class ReviewRecord(Frozen):
     digest: str = ""
     included: IncludedRecord = IncludedRecord()
     decisions: tuple[DecisionRecord, ...] = ()
+
+
+class AuditRecord(Frozen):
+    """A line of `audit.jsonl`: who did what, when, and to how many changes of each kind.
+
+    `previous` is the SHA-256 of the line before.
+    """
+
+    version: int = 1
+    at_ns: int
+    uid: int
+    user: str
+    action: str
+    session: str
+    digest: str = ""
+    commit_id: str = ""
+    code: str = ""
+    message: str = ""
+    counts: dict[str, int] = {}
+    previous: str

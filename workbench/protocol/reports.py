@@ -131,7 +131,10 @@ class DecisionsInput(Frozen):
 
 
 class CommitReport(Frozen):
-    """`workbench commit --json`. `weak` says that the filesystem can't exchange two names, which leaves a window."""
+    """`workbench commit --json`. `weak` says that the filesystem can't exchange two names, which leaves a window.
+
+    `verified` says that what landed was read back; `differs` are the paths at which it's no longer what was reviewed.
+    """
 
     version: int = 1
     commit_id: str | None
@@ -140,6 +143,17 @@ class CommitReport(Frozen):
     left: tuple[LeftReport, ...]
     ended_processes: int = 0
     weak: bool = False
+    verified: bool = False
+    differs: tuple[PathReport, ...] = ()
+
+
+class RevertReport(Frozen):
+    """`workbench revert --json`: the commit that it landed as, None with --dry-run, and the paths that were taken back."""
+
+    version: int = 1
+    commit_id: str | None
+    digest: str
+    reverted: tuple[PathReport, ...]
 
 
 class DiscardReport(Frozen):
