@@ -22,6 +22,7 @@ from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CommitError, ConflictError, OptionsError, OverlayError, SandboxError
 from workbench.files import Files
 from workbench.live import LiveOverlay
+from workbench.merging import Merging
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.protocol.records import ShownRecord
@@ -35,6 +36,7 @@ from workbench.review.journal import restored
 from workbench.review.landed import Committed, find_by_id, unsettled
 from workbench.review.landed import find as find_landed
 from workbench.review.layer import layer_of
+from workbench.review.merge import Merge
 from workbench.review.recovery import pending, recover
 from workbench.review.remaining import remaining
 from workbench.review.revert import inverted
@@ -77,7 +79,8 @@ class SandboxStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceStatus:
-    """What `Workspace.status` found; `digest` is the one last shown, None where none was."""
+    """What `Workspace.status` found; `digest` is the one last shown, None where none was. `unresolved` have markers of a
+    merge in them."""
 
     changes: ChangeSet
     digest: str | None
@@ -85,6 +88,7 @@ class WorkspaceStatus:
     conflicts: tuple[bytes, ...]
     lower_changed: bool
     mount_points: tuple[bytes, ...]
+    unresolved: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,7 @@ class Workspace:
         )
         """What was decided of the changes."""
         self.audit = AuditLog(directory.path)
+        self._merging = Merging(overlay.path, self._lower, self._store, self._mounting)
         self._checking = Checking(state, directory, overlay, self._store, self._lower, options)
         self.recovered: tuple[str, ...] = ()
         """What opening it had to put right after a crash, a sentence each."""
@@ -459,6 +464,7 @@ class Workspace:
             tuple(conflicting),
             sandbox.running and not warm.is_fresh(self._overlay.path, self.root),
             tuple(self._lower.mount_points()),
+            tuple(self._merging.unresolved(checkpoint.manifest)),
         )
 
     def _compare(self, checkpoint: Checkpoint, included: Included | None = None) -> ChangeSet:
@@ -577,7 +583,7 @@ class Workspace:
                 f"The real workspace changed meanwhile in {_count(len(conflicting), 'path')} of this commit; "
                 "nothing was applied.",
                 paths=conflicting,
-                hint="Look with `workbench status`; discard, or put those paths back as they were.",
+                hint="Bring them into the overlay with `workbench merge`, then review again.",
             )
         self.reviewing.require_same(shown, changes)
         if changes.risky and not allow_risky:
@@ -587,6 +593,7 @@ class Workspace:
                 paths=[change.path for change in changes.risky],
                 hint="Look at them in `workbench diff`, then say `--allow-risky`.",
             )
+        self._merging.require_resolved(changes)
         return reviewed.manifest, changes
 
     def _commit(self, shown: ShownRecord, allow_risky: bool, ended: int, message: str) -> Landed:
@@ -631,6 +638,32 @@ class Workspace:
             self._mounting.note_root_mode(root.mode)
         self.shown.clear()
         committed.settle()
+
+    async def merge(
+        self, *, ours: Sequence[bytes] = (), theirs: Sequence[bytes] = (), force: bool = False
+    ) -> tuple[Merge, int]:
+        """Bring what the real workspace changed meanwhile into the overlay, path by path of what conflicts.
+
+        What it did, and how many processes that ended. Of paths at and below `ours` the overlay's version is meant, at and
+        below `theirs` the real workspace's. What was there is kept as a checkpoint. Ends the sandbox first; `force` also
+        where a shell is attached. Raises CommitError, CheckpointError, SandboxError (sandbox_busy), OverlayError
+        (overlay_busy).
+        """
+        ended = await self.stop(force=force, reason="merge")
+
+        async with self._offline(timeout=_LOCK_TIMEOUT_S):
+            await to_thread.run_sync(self._complete_overlay)
+            return await to_thread.run_sync(self._merge, ours, theirs), ended
+
+    def _merge(self, ours: Sequence[bytes], theirs: Sequence[bytes]) -> Merge:
+        now = self._mounting.take(f"merge-{uuid.uuid4().hex}", "before a merge", offline=True)
+        found = self._conflicts(self._compare(now), now)
+
+        def write(merged: Manifest) -> None:
+            self._mounting.replace_upper(merged, "merged")
+            self.shown.clear()
+
+        return self._merging.run(now.manifest, found, write, ours=ours, theirs=theirs)
 
     def _note_landed(self, action: str, committed: Committed) -> None:
         self.audit.append(

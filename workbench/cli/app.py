@@ -14,6 +14,7 @@ from workbench.cli.execute import execute, refresh, shell, stop
 from workbench.cli.images import images
 from workbench.cli.look import diff, status
 from workbench.cli.ls import ls
+from workbench.cli.merge import merge
 from workbench.cli.prune import command as prune
 from workbench.cli.review import review
 from workbench.cli.sessions import sessions
@@ -42,6 +43,7 @@ app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(review)
 app.command(rich_help_panel=DECIDE)(commit)
+app.command(rich_help_panel=DECIDE)(merge)
 app.command(rich_help_panel=DECIDE)(revert)
 app.command(rich_help_panel=DECIDE)(discard)
 app.command("prune", rich_help_panel=TRAVEL)(prune)

@@ -11,7 +11,15 @@ from workbench.vfs import paths
 EXIT_ERROR, EXIT_USAGE, EXIT_CONFLICT, EXIT_REFUSED, EXIT_CHECK = 1, 2, 3, 4, 6
 EXIT_BEFORE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 125, 126, 127
 _REFUSALS = frozenset(
-    {"digest_required", "digest_unknown", "digest_changed", "risky_paths", "not_landable", "confirmation_required"}
+    {
+        "digest_required",
+        "digest_unknown",
+        "digest_changed",
+        "risky_paths",
+        "not_landable",
+        "unresolved_conflicts",
+        "confirmation_required",
+    }
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEVER_RAN = {"command_not_found": EXIT_NOT_FOUND, "command_not_executable": EXIT_NOT_EXECUTABLE}

@@ -80,13 +80,17 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
         print(f"{output.bold('conflicts')}  changed in the real workspace meanwhile, so these can't land:")
         for path in status.conflicts:
             print(f"  {output.path(path)}")
+    if status.unresolved:
+        print(f"{output.bold('unresolved')} conflict markers of a merge, to be edited before these can land:")
+        for path in status.unresolved:
+            print(f"  {output.path(path)}")
     print()
     if not changes.changes:
         print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
     else:
         print("Next: workbench diff                see the changes")
         if status.conflicts:
-            print("      workbench commit              land them, once those are as they were before")
+            print("      workbench merge               bring those into the overlay, to be reviewed with the rest")
         else:
             print("      workbench commit              land them, all or none")
         print("      workbench discard             drop them")

@@ -14,6 +14,7 @@ from workbench.protocol.reports import (
     ExecReport,
     HunkReport,
     LeftReport,
+    MergeReport,
     PathReport,
     RevertReport,
     ReviewedChangeReport,
@@ -21,6 +22,7 @@ from workbench.protocol.reports import (
     ReviewReport,
     SandboxReport,
     StatusReport,
+    UnmergedReport,
     text,
 )
 from workbench.review import diff
@@ -28,6 +30,7 @@ from workbench.review.changeset import Change, ChangeSet, Left, LeftPath, State
 from workbench.review.decisions import Review
 from workbench.review.hunks import NamedHunk, named_hunks
 from workbench.review.landed import Committed
+from workbench.review.merge import Merge
 from workbench.review.order import group_of, in_order
 from workbench.vfs.storage import Kind
 from workbench.workspace import Discarded, Landed, Workspace, WorkspaceStatus
@@ -52,6 +55,7 @@ def status_report(workspace: Workspace, status: WorkspaceStatus) -> StatusReport
         scratch=_counted(status.changes, Left.SCRATCH),
         ignored=_counted(status.changes, Left.IGNORED),
         mount_points=_paths(status.mount_points),
+        unresolved=_paths(status.unresolved),
     )
 
 
@@ -77,6 +81,18 @@ def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
         weak=landed.committed.weak,
         verified=landed.verified,
         differs=_paths(landed.differs),
+    )
+
+
+def merge_report(merge: Merge, ended: int) -> MergeReport:
+    """The report of `workbench merge`, which ended that many processes."""
+    named = ((PathReport.of(path), why) for path, why in merge.unmerged.items())
+    return MergeReport(
+        merged=_paths(merge.merged),
+        marked=_paths(merge.marked),
+        taken=_paths(merge.taken),
+        unmerged=tuple(UnmergedReport(path=path.path, path_bytes=path.path_bytes, reason=why) for path, why in named),
+        ended_processes=ended,
     )
 
 

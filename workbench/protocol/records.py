@@ -138,3 +138,10 @@ class AuditRecord(Frozen):
     message: str = ""
     counts: dict[str, int] = {}
     previous: str
+
+
+class MergeRecord(Frozen):
+    """`merge.json` of an overlay: the paths in which the last merge left conflict markers; each may be resolved since."""
+
+    version: int = 1
+    marked: tuple[bytes, ...] = ()

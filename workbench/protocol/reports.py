@@ -47,6 +47,7 @@ class StatusReport(Frozen):
     scratch: int = 0
     ignored: int = 0
     mount_points: tuple[PathReport, ...] = ()
+    unresolved: tuple[PathReport, ...] = ()
 
 
 class HunkReport(Frozen):
@@ -145,6 +146,23 @@ class CommitReport(Frozen):
     weak: bool = False
     verified: bool = False
     differs: tuple[PathReport, ...] = ()
+
+
+class UnmergedReport(PathReport):
+    """A path that couldn't be merged, and why, in a word or two."""
+
+    reason: str
+
+
+class MergeReport(Frozen):
+    """`workbench merge --json`: `marked` are those of `merged` with conflict markers, `taken` went by --ours or --theirs."""
+
+    version: int = 1
+    merged: tuple[PathReport, ...]
+    marked: tuple[PathReport, ...]
+    taken: tuple[PathReport, ...]
+    unmerged: tuple[UnmergedReport, ...]
+    ended_processes: int = 0
 
 
 class RevertReport(Frozen):
