@@ -28,6 +28,7 @@ from workbench.protocol.commands import Command, CommandResult
 from workbench.protocol.records import ShownRecord
 from workbench.review.audit import AuditLog
 from workbench.review.bases import conflicts, differing
+from workbench.review.branch import Branch, make_branch
 from workbench.review.changeset import ChangeSet, Included
 from workbench.review.commit import commit
 from workbench.review.compare import change_set
@@ -674,6 +675,31 @@ class Workspace:
             message=committed.message,
             changes=committed.changes,
         )
+
+    async def branch(
+        self, digest: str, name: str, *, message: str = "", author: str = "", allow_risky: bool = False
+    ) -> Branch:
+        """Make a branch of the real repository with exactly what was shown under `digest`, on top of its HEAD.
+
+        The working tree, the index and HEAD aren't touched, and the overlay keeps what it holds. Raises as `rehearse` and
+        `make_branch`.
+        """
+
+        def make() -> Branch:
+            _, changes = self._landable(self.shown.find(digest), allow_risky)
+            made = make_branch(self._lower, changes, self._store, name, message=message, author=author)
+            self.audit.append(
+                "branch",
+                session=self.session,
+                digest=changes.digest,
+                commit_id=made.commit,
+                message=message,
+                changes=changes.changes,
+            )
+            return made
+
+        with self._refusals_noted(digest):
+            return await to_thread.run_sync(make)
 
     async def revert(
         self, commit_id: str, *, message: str = "", dry_run: bool = False

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import Bench
-from tests.conftest import Cli
+from tests.conftest import Cli, git_in
 from tests.trees import snapshot
 from workbench.review.audit import AuditLog
 
@@ -200,3 +200,18 @@ def test_a_commit_is_kept_with_its_message_read_back_and_can_be_reverted(changed
     ]
     assert next(log.records()).counts == {"added": 3, "deleted": 1, "modified": 1}
     assert log.verify().wrong == 0
+
+
+def test_what_was_accepted_can_become_a_branch_and_the_overlay_keeps_it(changed: Cli) -> None:
+    git = git_in(changed.workspace)
+    review(changed, "--accept", "new/file")
+    before, view = snapshot(changed.workspace, times=False), Bench(changed.workspace).told()
+    made = json.loads(changed("commit", "--accepted", "--git", "agent", "-m", "by an agent", "--json").stdout)
+    assert git("rev-parse", "agent").strip() == made["commit"]
+    assert git("show", "--format=%s", "--name-status", "agent").split() == ["by", "an", "agent", "A", "new/file"]
+    assert {path for path, node in snapshot(changed.workspace, times=False).items() if before.get(path) != node} <= {
+        path for path in snapshot(changed.workspace) if path.startswith(b".git/")
+    }
+    assert Bench(changed.workspace).told() == view
+    assert b"[branch_exists]" in changed("commit", "--accepted", "--git", "agent", code=1).stderr
+    assert b"[risky_paths]" in changed("commit", "--digest", changed.digest(), "--git", "other", code=4).stderr

@@ -24,10 +24,11 @@ from workbench.cli.options import (
     terminal_name,
     workspace_path,
 )
-from workbench.cli.report import commit_report, diff_report, discard_report, revert_report
+from workbench.cli.report import branch_report, commit_report, diff_report, discard_report, revert_report
 from workbench.errors import CommitError
 from workbench.protocol.commands import Command
 from workbench.review import diff as rendering
+from workbench.review.branch import Branch
 from workbench.review.changeset import ChangeSet
 from workbench.workspace import Landed, Workspace, let_go_replaced
 
@@ -54,6 +55,15 @@ def commit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Only say what would land, or why it can't.")
     ] = False,
+    branch: Annotated[
+        str,
+        typer.Option(
+            "--git", metavar="BRANCH", help="Make a new branch with it in the repository instead; no file is touched."
+        ),
+    ] = "",
+    author: Annotated[
+        str, typer.Option("--author", metavar="'NAME <EMAIL>'", help="With --git: who wrote it; by itself you.")
+    ] = "",
     verify: Annotated[
         bool | None,
         typer.Option(
@@ -90,7 +100,9 @@ def commit(
     context = Context(workspace, session, json, quiet)
     if sum(map(bool, (digest, accepted, include))) > 1:
         raise typer.BadParameter("--digest, --accepted and --include each go alone.")
-    wanted = _Wanted(digest, accepted, include, check, message, dry_run, verify, allow_risky, yes, stop)
+    if author and not branch:
+        raise typer.BadParameter("--author goes with --git.")
+    wanted = _Wanted(digest, accepted, include, check, message, dry_run, branch, author, verify, allow_risky, yes, stop)
     if run(_commit, context, wanted, context=context):
         raise typer.Exit(EXIT_ERROR)
 
@@ -105,6 +117,8 @@ class _Wanted:
     check: str
     message: str
     dry_run: bool
+    branch: str
+    author: str
     verify: bool | None
     allow_risky: bool
     yes: bool
@@ -127,6 +141,16 @@ async def _commit(context: Context, wanted: _Wanted) -> bool:
             return False
         if wanted.check:
             await _check(context, workspace, digest, wanted.check)
+        if wanted.branch:
+            made = await workspace.branch(
+                digest,
+                wanted.branch,
+                message=wanted.message,
+                author=wanted.author,
+                allow_risky=wanted.allow_risky,
+            )
+            _print_branch(context, made, digest)
+            return False
         landed = await workspace.commit(
             digest,
             allow_risky=wanted.allow_risky,
@@ -156,6 +180,15 @@ def _print_rehearsed(context: Context, workspace: Workspace, changes: ChangeSet)
     print_stat(workspace, changes)
     if not context.quiet:
         output.say(f"{output.count(len(changes.shown), 'change')} would land; nothing was applied")
+
+
+def _print_branch(context: Context, made: Branch, digest: str) -> None:
+    if context.json:
+        output.write_json(branch_report(made, digest))
+    elif not context.quiet:
+        for path in made.uncommitted:
+            output.say(f"on the branch, too, is what you changed and didn't commit: {output.path(path)}")
+        output.say(f"branch {made.name} is at {made.commit[:12]}; the overlay keeps its changes")
 
 
 def _print_landed(context: Context, landed: Landed, rest: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import CommandResult
 from workbench.protocol.reports import (
+    BranchReport,
     ChangeReport,
     CommitReport,
     DiffReport,
@@ -26,6 +27,7 @@ from workbench.protocol.reports import (
     text,
 )
 from workbench.review import diff
+from workbench.review.branch import Branch
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath, State
 from workbench.review.decisions import Review
 from workbench.review.hunks import NamedHunk, named_hunks
@@ -82,6 +84,11 @@ def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
         verified=landed.verified,
         differs=_paths(landed.differs),
     )
+
+
+def branch_report(branch: Branch, digest: str) -> BranchReport:
+    """The report of `workbench commit --git`."""
+    return BranchReport(branch=branch.name, commit=branch.commit, digest=digest, uncommitted=_paths(branch.uncommitted))
 
 
 def merge_report(merge: Merge, ended: int) -> MergeReport:

@@ -148,6 +148,16 @@ class CommitReport(Frozen):
     differs: tuple[PathReport, ...] = ()
 
 
+class BranchReport(Frozen):
+    """`workbench commit --git --json`: `uncommitted` are paths with changes of the person's own, which the branch has, too."""
+
+    version: int = 1
+    branch: str
+    commit: str
+    digest: str
+    uncommitted: tuple[PathReport, ...]
+
+
 class UnmergedReport(PathReport):
     """A path that couldn't be merged, and why, in a word or two."""
 

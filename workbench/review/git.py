@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from workbench.errors import CommitError
 
@@ -19,9 +20,17 @@ _SETTINGS = {
 }
 
 
-def run(
-    arguments: Sequence[str | bytes], *, directory: bytes = b"", stdin: bytes = b"", cwd: str = "/"
-) -> subprocess.CompletedProcess[bytes]:
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A git command that ended, and what it said."""
+
+    pid: int
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+def run(arguments: Sequence[str | bytes], *, directory: bytes = b"", stdin: bytes = b"", cwd: str = "/") -> Done:
     """Run a git command to its end, whatever it ends with.
 
     `directory` is the repository's git directory; without one there is none, wherever it runs. Raises CommitError
@@ -47,6 +56,9 @@ def run(
         "GIT_NO_REPLACE_OBJECTS": "1",
         **configured,
     }
-    return subprocess.run(
-        [program, *arguments], env=environment, input=stdin, capture_output=True, cwd=cwd, check=False
-    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [program, *arguments], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd
+    ) as process:
+        stdout, stderr = process.communicate(stdin)
+    return Done(process.pid, process.returncode, stdout, stderr)
