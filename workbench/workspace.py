@@ -26,6 +26,7 @@ from workbench.merging import Merging
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.protocol.records import ShownRecord
+from workbench.review import policy
 from workbench.review.audit import AuditLog
 from workbench.review.bases import conflicts, differing
 from workbench.review.branch import Branch, make_branch
@@ -524,6 +525,35 @@ class Workspace:
         differs = await to_thread.run_sync(differing, self._lower, changes)
         return replace(landing, verified=True, differs=tuple(differs))
 
+    async def land_by_itself(
+        self,
+        check: Command | None,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        report: Report = _silent,
+    ) -> Landed | None:
+        """Land all there is without a review, as far as the policy allows that; None where there is nothing.
+
+        A `check` runs first, and must pass. Raises CommitError (policy_waits) where something is risky or a rule asks for a
+        review: then the whole set waits; and as `check` and `commit`.
+        """
+        changes = await self.changes()
+        if not changes.changes:
+            return None
+        asked = policy.judge(changes, policy.load()).asked
+        if asked:
+            raise CommitError(
+                f"{_count(len(asked), 'path')} of it may only land after a review, so all of it waits.",
+                code="policy_waits",
+                paths=asked,
+                hint="Look with `workbench diff`, then `workbench commit`.",
+            )
+        digest = self.reviewed(changes)
+        if check is not None:
+            await self.check(digest, check, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
+        return await self.commit(digest)
+
     async def rehearse(self, digest: str, *, allow_risky: bool = False) -> ChangeSet:
         """What `commit` would land, and nothing is done. Raises as it does, but for what only shows on the way."""
         shown = self.shown.find(digest)
@@ -572,7 +602,9 @@ class Workspace:
             self.audit.append("refusal", session=self.session, digest=digest, code=error.code)
             raise
 
-    def _landable(self, shown: ShownRecord, allow_risky: bool) -> tuple[Manifest, ChangeSet]:
+    def _landable(
+        self, shown: ShownRecord, allow_risky: bool, *, in_working_tree: bool = True
+    ) -> tuple[Manifest, ChangeSet]:
         """What was shown, made again, with the manifest it's of. Raises as `commit` where it can't land."""
         reviewed = self._store.get(shown.checkpoint)
         changes = self.reviewing.stands_for(shown)
@@ -594,6 +626,7 @@ class Workspace:
                 paths=[change.path for change in changes.risky],
                 hint="Look at them in `workbench diff`, then say `--allow-risky`.",
             )
+        policy.require_allowed(changes, policy.load(), in_working_tree=in_working_tree)
         self._merging.require_resolved(changes)
         return reviewed.manifest, changes
 
@@ -686,7 +719,7 @@ class Workspace:
         """
 
         def make() -> Branch:
-            _, changes = self._landable(self.shown.find(digest), allow_risky)
+            _, changes = self._landable(self.shown.find(digest), allow_risky, in_working_tree=False)
             made = make_branch(self._lower, changes, self._store, name, message=message, author=author)
             self.audit.append(
                 "branch",

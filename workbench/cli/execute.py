@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated
 
 import anyio
 import typer
 
-from workbench.cli import asked, job, output
+from workbench.cli import asked, job, output, terminal
 from workbench.cli.failure import exit_code_before, find_error
 from workbench.cli.options import (
     BackendOption,
@@ -26,11 +28,16 @@ from workbench.cli.report import exec_report, failed_exec_report
 from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command
+from workbench.review.policy import Mode
+from workbench.workspace import Landed, Workspace
 
 _JSON_OUTPUT_LIMIT = 1 << 20
 _LONGEST_S = 365 * 86400
 # A program of the person's choice that is there in any image.
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
+
+
+_Land = Callable[[Workspace], Awaitable[Landed | WorkbenchError | None]]
 
 
 def execute(
@@ -59,6 +66,18 @@ def execute(
             "-t/-T", "--tty/--no-tty", metavar="", help="A terminal for the command: where there is one, unless said."
         ),
     ] = None,
+    commit: Annotated[
+        Mode,
+        typer.Option(
+            "--commit",
+            help="success lands all there is when the command ends with 0; what is risky, or a rule of yours asks about, "
+            "waits for a review.",
+        ),
+    ] = Mode.REVIEW,
+    check: Annotated[
+        str,
+        typer.Option("--check", metavar="CMD", help="With --commit success: a shell command that must pass before."),
+    ] = "",
     image: ImageOption = "",
     backend: BackendOption = "auto",
     workspace: WorkspaceOption = None,
@@ -66,7 +85,7 @@ def execute(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a command in the sandbox; nothing of the workspace changes.
+    """Run a command in the sandbox; nothing of the workspace changes, unless you say --commit success.
 
     Its output streams, its exit code is the exit code; the workbench's own are 124 (timeout), 125
     (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox (in a
@@ -80,7 +99,11 @@ def execute(
         timeout_ms=math.ceil(timeout * 1000),
         output_limit=max_output if max_output is not None else _JSON_OUTPUT_LIMIT if json else 0,
     )
-    _run(context, SandboxOptions(backend=backend, image=image), wanted)
+    if check and commit is not Mode.SUCCESS:
+        raise typer.BadParameter("--check goes with --commit success.")
+    then = Command(("sh", "-c", check)) if check else None
+    land = partial(_land, context, then) if commit is Mode.SUCCESS else None
+    _run(context, SandboxOptions(backend=backend, image=image), wanted, land=land)
 
 
 def shell(
@@ -110,10 +133,12 @@ def _environment(named: list[str]) -> dict[str, str]:
     return found
 
 
-def _run(context: Context, options: SandboxOptions, command: Command, *, is_shell: bool = False) -> None:
+def _run(
+    context: Context, options: SandboxOptions, command: Command, *, is_shell: bool = False, land: _Land | None = None
+) -> None:
     """Run to the end of the command and of this process, whose exit code is the command's."""
     try:
-        code = anyio.run(_execute, context, options, command, is_shell)
+        code = anyio.run(_execute, context, options, command, is_shell, land)
     except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
@@ -127,19 +152,41 @@ def _run(context: Context, options: SandboxOptions, command: Command, *, is_shel
     raise typer.Exit(code)
 
 
-async def _execute(context: Context, options: SandboxOptions, command: Command, is_shell: bool) -> int:
+async def _execute(
+    context: Context, options: SandboxOptions, command: Command, is_shell: bool, land: _Land | None
+) -> int:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
         async with await workspace.sandbox(report) as client:
             target = (await client.hello()).mounts[0].target
             located = asked.located(command, target, workspace.root, os.getcwdb())
             result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
+        landing = None
+        if land is not None and not result.exit_code and not result.timed_out and not result.ended_by:
+            landing = await land(workspace)
         changes = await job.count(lambda: workspace.changes(may_stop=False), workspace.overlay_path)
     if context.json:
-        output.write_json(exec_report(result, asked.exit_code(result), changes))
+        output.write_json(exec_report(result, asked.exit_code(result), changes, landing))
     else:
         asked.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
     return asked.exit_code(result)
+
+
+async def _land(context: Context, check: Command | None, workspace: Workspace) -> Landed | WorkbenchError | None:
+    """Land all there is, or say why it waits; the command has run, whatever becomes of that."""
+    report = (lambda _: None) if context.quiet else output.say
+    try:
+        with terminal.writer(2) as write:
+            landed = await workspace.land_by_itself(check, on_stdout=write, on_stderr=write, report=report)
+    except WorkbenchError as error:
+        if not context.json:
+            output.error(error, as_json=False)
+        return error
+    if landed is not None and not context.json:
+        changes = sum(not change.implied for change in landed.committed.changes)
+        checked = "after the check passed" if check is not None else "without a check"
+        output.say(f"{output.count(changes, 'change')} landed {checked}, as commit {landed.committed.commit_id}")
+    return landed
 
 
 def refresh(

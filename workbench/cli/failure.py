@@ -18,6 +18,7 @@ _REFUSALS = frozenset(
         "risky_paths",
         "not_landable",
         "unresolved_conflicts",
+        "policy_denied",
         "confirmation_required",
     }
 )

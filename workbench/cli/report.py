@@ -122,8 +122,10 @@ def discard_report(discarded: Discarded) -> DiscardReport:
     )
 
 
-def exec_report(result: CommandResult, exit_code: int, changes: int | None) -> ExecReport:
-    """The report of `workbench exec`, which itself ends with `exit_code`."""
+def exec_report(
+    result: CommandResult, exit_code: int, changes: int | None, landing: Landed | WorkbenchError | None = None
+) -> ExecReport:
+    """The report of `workbench exec`, which itself ends with `exit_code`; `landing` is what landed, or why it waits."""
     return ExecReport(
         exit_code=exit_code,
         exit_code_of="workbench" if result.timed_out else "command",
@@ -137,6 +139,8 @@ def exec_report(result: CommandResult, exit_code: int, changes: int | None) -> E
         out_of_memory=result.out_of_memory,
         ended_by=result.ended_by or None,
         changes=changes,
+        commit_id=landing.committed.commit_id if isinstance(landing, Landed) else None,
+        waits=error_fields(landing) if isinstance(landing, WorkbenchError) else None,
     )
 
 

@@ -200,7 +200,8 @@ class ExecReport(Frozen):
     `exit_code` is what `workbench exec` itself ends with, and `exit_code_of` says whose that is: `command`, or `workbench`
     for 124 (`timed_out`; `signal` says what ended the command), 2, 125, 126 and 127, where `error` (`code`, `message`,
     `hint`) says why there is no result. `stdout` and `stderr` are text, undecodable bytes replaced, with what
-    `omitted_bytes` counts left out between their heads and tails. `changes` is how many the overlay holds now.
+    `omitted_bytes` counts left out between their heads and tails. `changes` is how many the overlay holds now. With
+    `--commit success` `commit_id` is what they landed as, or `waits` (`code`, `message`, `hint`) says why they didn't.
     """
 
     version: int = 1
@@ -217,6 +218,8 @@ class ExecReport(Frozen):
     ended_by: str | None = None
     changes: int | None = None
     error: dict[str, str | None] | None = None
+    commit_id: str | None = None
+    waits: dict[str, str | None] | None = None
 
 
 class ErrorReport(Frozen):
