@@ -645,7 +645,6 @@ class Workspace:
                 message=message,
                 locks=descriptors,
             )
-        self._note_landed("commit", committed)
         self._settle(committed)
         self._mark_siblings()
         rest = self._mounting.take(f"rest-{uuid.uuid4().hex}", "after a commit", offline=True)
@@ -662,6 +661,8 @@ class Workspace:
             with open(file, "rb") as stream:
                 rest = manifest_format.from_bytes(stream.read())
         except FileNotFoundError:
+            # Here, since a crash may have come between: rather twice than never.
+            self._note_landed("commit", committed)
             now = self._mounting.take(f"commit-{uuid.uuid4().hex}", "before a commit", offline=True)
             kept = self._mounting.without_repositories(now.manifest)
             self._mounting.empty_git_overlay()
@@ -671,6 +672,11 @@ class Workspace:
         if root := committed.landed_bases.get(b""):
             self._mounting.note_root_mode(root.mode)
         self.shown.clear()
+        committed.settle()
+
+    def _settle_revert(self, committed: Committed) -> None:
+        """A revert is of no overlay."""
+        self._note_landed("revert", committed)
         committed.settle()
 
     async def merge(
@@ -769,8 +775,7 @@ class Workspace:
                 message=message or f"Revert {committed.commit_id}",
                 locks=descriptors,
             )
-        self._note_landed("revert", reverted)
-        reverted.settle()
+        self._settle_revert(reverted)
         self._mark_siblings()
         mark_changed(self._overlay.path)
         return changes, reverted
@@ -817,8 +822,7 @@ class Workspace:
             if committed.session == self.session:
                 self._settle(committed)
             elif not committed.session:
-                # A revert is of no overlay.
-                committed.settle()
+                self._settle_revert(committed)
 
     def _offline(self, timeout: float) -> AbstractAsyncContextManager[None]:
         """Hold the overlay's lock, with nothing mounted."""

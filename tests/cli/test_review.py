@@ -9,6 +9,7 @@ import pytest
 
 from tests.bench import Bench
 from tests.conftest import Cli, git_in
+from tests.sandbox.users import ordinary_user
 from tests.trees import snapshot
 from workbench.review.audit import AuditLog
 
@@ -215,3 +216,18 @@ def test_what_was_accepted_can_become_a_branch_and_the_overlay_keeps_it(changed:
     assert Bench(changed.workspace).told() == view
     assert b"[branch_exists]" in changed("commit", "--accepted", "--git", "agent", code=1).stderr
     assert b"[risky_paths]" in changed("commit", "--digest", changed.digest(), "--git", "other", code=4).stderr
+
+
+def test_an_ordinary_user_lands_what_was_accepted_after_a_check(engine: None) -> None:
+    with ordinary_user("docker") as user:
+        workspace = user.directory / "w"
+        user.run("import os; os.makedirs('w/d'); open('w/d/a', 'w').write('old\\n')")
+        user.workbench("exec", "--", "sh", "-c", "echo new > d/a; echo new > d/b; echo new > c", cwd=workspace)
+        user.workbench("review", "--accept", "d/a", "--accept", "c", cwd=workspace)
+        user.workbench("commit", "--accepted", "--check", "! test -e d/b && test -e c", cwd=workspace)
+        assert (workspace / "d/a").read_text() == "new\n"
+        assert (workspace / "c").stat().st_uid == user.uid
+        assert not (workspace / "d/b").exists()
+        (overlay,) = user.directory.glob("**/overlays/default")
+        assert not (overlay / "check").exists()
+        user.workbench("stop", cwd=workspace)
