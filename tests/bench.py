@@ -193,6 +193,11 @@ class InPhases:
         assert self._process.returncode == 0, errors
         return output
 
+    def wait(self) -> None:
+        """Wait until somebody else has ended it."""
+        self._process.communicate(timeout=60)
+        assert self._process.returncode != 0
+
 
 async def keeper_of(overlay: str) -> KeeperInfo | None:
     """As `Bench.keeper`, of an overlay's directory."""

@@ -7,11 +7,12 @@
     ├── StateError                    state_forbidden · state_corrupt · disk_full · confirmation_required
     ├── WorkspaceError                workspace_missing · workspace_unreadable · workspace_forbidden ·
     │                                 workspace_unsupported · workspace_replaced
-    ├── OverlayError                  overlay_busy · layer_unsupported · overlay_mounted
+    ├── OverlayError                  overlay_busy · layer_unsupported · overlay_mounted · session_exists
     ├── SandboxError                  engine_unavailable · backend_unavailable · image_unavailable · sandbox_failed ·
     │   │                             sandbox_lost · sandbox_busy · sandbox_unsupported · keeper_failed
     │   └── CommandError              command_not_found · command_not_executable · invalid_directory · spawn_failed
-    ├── CheckpointError               checkpoint_not_found · checkpoint_exists · checkpoint_failed · store_corrupt
+    ├── CheckpointError               checkpoint_not_found · checkpoint_exists · checkpoint_failed · store_corrupt ·
+    │                                 checkpoint_raced · nothing_to_redo
     └── CommitError                   digest_required · digest_unknown · digest_changed · risky_paths · not_landable ·
         │                             commit_failed · commit_incomplete · commit_unknown · check_failed ·
         │                             unresolved_conflicts · no_repository · branch_exists · policy_denied ·

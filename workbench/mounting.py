@@ -13,7 +13,6 @@ import grp
 import os
 import pwd
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -22,10 +21,12 @@ from functools import partial
 from anyio import to_thread
 
 from workbench import warm
+from workbench.checkpoints import upkeep
+from workbench.checkpoints.history import Purpose, RowKind
 from workbench.checkpoints.manifest import Entry, Manifest
 from workbench.checkpoints.restore import pending, restore
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
-from workbench.errors import OverlayError, WorkspaceError
+from workbench.errors import CheckpointError, OverlayError, WorkspaceError
 from workbench.protocol.records import MountRecord
 from workbench.review import repository
 from workbench.sandbox import filesystems, images, leftovers
@@ -45,6 +46,8 @@ Report = Callable[[str], None]
 # A step backwards of the real-time clock that is smaller than this is its ordinary discipline, not a step.
 _CLOCK_SLACK_NS = 50_000_000
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ATTEMPTS = 5
+_UPKEEP = Purpose(RowKind.UPKEEP)
 _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
@@ -82,13 +85,15 @@ class Mounting:
         self._overlay = overlay
         self._store = store
         self._lower = lower
-        self._options = options
+        self.options = options
+        self.report: Report = lambda _: None
+        """Hears what had to be put right on the way."""
 
     # Starting
 
     def fits(self, backend: str, image: str) -> bool:
         """Whether a sandbox of this backend and image is one that the options ask for."""
-        wanted = self._options
+        wanted = self.options
         return wanted.backend in ("auto", backend) and (not wanted.image or images.reference(wanted.image) == image)
 
     async def start(self, report: Report, before: Callable[[], None]) -> KeeperClient:
@@ -131,17 +136,17 @@ class Mounting:
         """What to start, with the backend that works here."""
         self._require_files()
         record = self._overlay.record()
-        preference = self._options.backend
+        preference = self.options.backend
         # Only ever back to the stronger one by itself, and said: never from docker to less because docker is down.
         if preference == "auto" and (record.backend_asked or record.backend == "docker"):
             preference = record.backend
-        image = images.reference(self._options.image or record.image)
+        image = images.reference(self.options.image or record.image)
         spec = await to_thread.run_sync(self._spec, image)
         picked = await pick(preference, spec, self._state.path, report)
         if picked.backend == "docker" and record.backend not in ("", "docker"):
             report(f"using the docker backend again, instead of {record.backend}")
         elif picked.backend != "docker":
-            kept = preference != self._options.backend
+            kept = preference != self.options.backend
             why = "this session was given it (--backend names another one)" if kept else picked.why
             report(f"using the {picked.backend} backend: {why}. Compared with docker it has {picked.isolation}")
         return replace(spec, backend=picked.backend, image=picked.image)
@@ -167,10 +172,10 @@ class Mounting:
             gid=gid,
             groups=groups,
             environment=self._environment(),
-            limits=self._options.limits,
+            limits=self.options.limits,
             labels={leftovers.STATE_LABEL: self._state.id, leftovers.OVERLAY_LABEL: self._overlay.path},
-            idle_seconds=self._options.idle_seconds,
-            runtime=self._options.runtime,
+            idle_seconds=self.options.idle_seconds,
+            runtime=self.options.runtime,
         )
 
     def _workspace_mount(self, image: str) -> OverlayMount:
@@ -198,7 +203,7 @@ class Mounting:
         passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         # Without GIT_OPTIONAL_LOCKS=0 every `git status` inside would copy the index up.
         fixed = {"PATH": _PATH, "HOME": "/home/workbench", "USER": "workbench", "GIT_OPTIONAL_LOCKS": "0"}
-        return {"LANG": "C.UTF-8", **passed, **fixed, **self._options.environment}
+        return {"LANG": "C.UTF-8", **passed, **fixed, **self.options.environment}
 
     def _prepare(self, spec: SandboxSpec, report: Report, before: Callable[[], None]) -> None:
         """Bring the upper to where a mount may begin; the lock is held."""
@@ -208,7 +213,7 @@ class Mounting:
             leftovers.sweep(self._state.path, self._state.id)
         self._depart_anew("before a mount", report)
         record = self._overlay.record()
-        asked = self._options.backend != "auto" or (record.backend_asked and record.backend == spec.backend)
+        asked = self.options.backend != "auto" or (record.backend_asked and record.backend == spec.backend)
         kind = {"backend": spec.backend, "backend_asked": asked, "image": spec.image}
         self._overlay.save(record.model_copy(update=kind))
         warm.note_mounted(self._overlay.path, self._directory.root, record.git_fingerprint)
@@ -216,7 +221,7 @@ class Mounting:
     def _depart_anew(self, why: str, report: Report) -> None:
         """Have nothing left that an earlier epoch judges, and both layers agree on what they share."""
         if self._overlay.record().mounts:
-            self.take(f"mount-{uuid.uuid4().hex}", why, offline=True)
+            self.take(None, why, offline=True)
         self._overlay.adopt_root(self._lower)
         if (git := self._git_overlay_or_none()) is not None:
             with LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
@@ -275,13 +280,11 @@ class Mounting:
         git = self._git_overlay_or_none()
         if git is None:
             return ""
-        session = f"{self._overlay.record().session}/git"
+        session = _git_session(self._overlay.record().session)
         with git.upper() as upper, LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
             if not upper.list(b""):
                 return ""
-            taken = self._store.take(
-                session, upper, lower, message_id=f"git-{uuid.uuid4().hex}", epoch_ns=0, offline=True
-            )
+            taken = self._store.take(session, upper, lower, purpose=_UPKEEP, epoch_ns=0, offline=True)
             restore(git.upper_path, upper, _nothing(upper), self._store)
         return taken.commit
 
@@ -289,46 +292,137 @@ class Mounting:
 
     def take(
         self,
-        message_id: str,
+        message_id: str | None,
         label: str,
         *,
         offline: bool,
+        purpose: Purpose | None = None,
         previous: Manifest | None = None,
         replaces: bool = False,
         mapped: bool = False,
+        scanned: bool = False,
     ) -> Checkpoint:
-        """Keep the upper as a checkpoint.
+        """Keep the upper as a checkpoint, for ourselves unless `purpose` says what for.
 
         `offline` says that the caller holds the lock and nothing is mounted; what mounts left to judge by is then done
-        with. Otherwise the sandbox is frozen. `replaces` says that one of this id may be there already, `mapped` as in
-        `CheckpointStore.take`. Raises CheckpointError.
+        with. Otherwise the sandbox is frozen. `message_id` as in `CheckpointStore.take`, `replaces` says that one of this
+        id may be there already, `mapped` and `scanned` as there. Raises CheckpointError.
         """
         record = self._overlay.record()
+        if offline and record.root_mode is None:
+            # Before its first mount the upper's root isn't yet what will be seen of it.
+            record = self._overlay.adopt_root(self._lower)
         with self._overlay.upper() as upper:
-            checkpoint = self._store.take(
+            take = partial(
+                self._store.take,
                 record.session,
                 upper,
                 self._lower,
                 message_id=message_id,
                 label=label,
+                purpose=replace(purpose or _UPKEEP, repository=record.git_fingerprint),
                 epoch_ns=epoch(record.mounts),
                 previous=previous,
                 offline=offline,
                 replace=replaces,
                 mapped=mapped,
+                scanned=scanned,
             )
+            checkpoint = self._persistent(take)
+        if (git := self._git_overlay_or_none()) is not None:
+            self._take_git(git, checkpoint, offline=offline, mapped=mapped)
         if offline and record.mounts:
             self._overlay.save(record.model_copy(update={"mounts": ()}))
         return checkpoint
 
-    def replace_upper(self, target: Manifest, label: str) -> Checkpoint:
+    def _take_git(self, git: OverlayDirectory, beside: Checkpoint, *, offline: bool, mapped: bool) -> None:
+        """Keep what a linked worktree's git directory holds in the overlay, beside a checkpoint of the workspace."""
+        with git.upper() as upper, LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
+            self._store.take(
+                _git_session(beside.session),
+                upper,
+                lower,
+                message_id=str(beside.number),
+                purpose=_UPKEEP,
+                epoch_ns=0,
+                offline=offline,
+                replace=True,
+                mapped=mapped,
+            )
+
+    def git_beside(self, checkpoint: Checkpoint) -> str | None:
+        """The commit of what a linked worktree's git directory held at a checkpoint, empty where that was nothing; None
+        where this is no such worktree. Raises CheckpointError (store_corrupt), OSError."""
+        if repository.common_directory(self._directory.root, self._lower) is None:
+            return None
+        try:
+            return self._store.find(_git_session(checkpoint.session), str(checkpoint.number)).commit
+        except CheckpointError as error:
+            if error.code != "checkpoint_not_found":
+                raise
+            return ""
+
+    def restore_git(self, commit: str) -> None:
+        """Make the git overlay what `git_beside` said; the lock is held, nothing is mounted. Raises CheckpointError."""
+        common = repository.common_directory(self._directory.root, self._lower)
+        if not commit or common is None:
+            self.empty_git_overlay()
+            return
+        self._git_mount(common)
+        git = self._git_overlay()
+        with git.upper() as upper:
+            restore(git.upper_path, upper, self._store.get(commit).manifest, self._store)
+
+    def name(self, of: Checkpoint, label: str, purpose: Purpose) -> Checkpoint:
+        """Another checkpoint of what `of` was taken of. Raises CheckpointError."""
+        session = self._overlay.record().session
+        return self._persistent(lambda: self._store.name(session, of, label=label, purpose=purpose))
+
+    def _persistent(self, take: Callable[[], Checkpoint]) -> Checkpoint:
+        """Take a checkpoint though others take some at the same moment, or the store turns out to be damaged."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return take()
+            except CheckpointError as error:
+                if error.code == "store_corrupt":
+                    self._start_afresh(error)
+                elif error.code != "checkpoint_raced":
+                    raise
+        return take()
+
+    def _start_afresh(self, error: CheckpointError) -> None:
+        """Go on in a fresh store with all checkpoints that are whole, and say so."""
+        aside, found = upkeep.start_afresh(self._store)
+        lost = f", {len(found.broken)} can't be restored" if found.broken else ""
+        self.report(
+            f"{error.message} It was set aside as {aside}; {found.whole} checkpoints are whole and were taken over{lost}"
+        )
+
+    def replace_upper(
+        self, target: Manifest, label: str, purpose: Purpose | None = None, *, current: Manifest | None = None
+    ) -> Checkpoint:
         """Make the upper equal to `target`, and keep that as a checkpoint; the lock is held, nothing is mounted.
 
-        Raises CheckpointError.
+        `current` as in `restore`, `purpose` as in `take`. Raises CheckpointError.
         """
+        restored = self.restore_upper(target, current=current)
+        return self.take(None, label, offline=True, purpose=purpose, previous=restored, scanned=True)
+
+    def restore_upper(self, target: Manifest, *, current: Manifest | None = None) -> Manifest:
+        """As `replace_upper`, without the checkpoint, which has to follow with what this returns as `previous`."""
         with self._overlay.upper() as upper:
-            restored = restore(self._overlay.upper_path, upper, target, self._store)
-        return self.take(f"upper-{uuid.uuid4().hex}", label, offline=True, previous=restored)
+            return restore(self._overlay.upper_path, upper, target, self._store, current=current)
+
+    def note_replaced(self, target: Manifest, *, is_empty: bool) -> None:
+        """Say that the upper is another one than the sandbox left; `is_empty`: nothing of before stands any more."""
+        record = self._overlay.record()
+        if is_empty:
+            self._overlay.save(record.model_copy(update={"root_mode": None, "git_fingerprint": ""}))
+            self._overlay.adopt_root(self._lower)
+        elif self.without_repositories(target) is not target:
+            # Only a part of the repository as it is now was let in again.
+            fingerprint = repository.fingerprint(self._lower)
+            self._overlay.save(record.model_copy(update={"git_fingerprint": fingerprint}))
 
     def note_root_mode(self, mode: int) -> None:
         """Say that the root's mode landed: what the upper's root departs from is this one now."""
@@ -345,15 +439,10 @@ class Mounting:
         if target is not None:
             self.replace_upper(target, "after a crash")
 
-    def empty(self) -> Checkpoint:
-        """Make the overlay hold nothing but what no checkpoint could keep. As `replace_upper`."""
-        self.empty_git_overlay()
+    def nothing(self) -> Manifest:
+        """The manifest of the upper without anything in it."""
         with self._overlay.upper() as upper:
-            nothing = _nothing(upper)
-        rest = self.replace_upper(nothing, "discarded")
-        self._overlay.save(self._overlay.record().model_copy(update={"root_mode": None, "git_fingerprint": ""}))
-        self._overlay.adopt_root(self._lower)
-        return rest
+            return _nothing(upper)
 
     def without_repositories(self, manifest: Manifest) -> Manifest:
         """What is left of an upper without its part of the real repositories."""
@@ -394,6 +483,11 @@ class Mounting:
     def unmount_leftovers(self) -> None:
         """Remove whatever a killed keeper left mounted; the lock is held. Raises SandboxError where it can't."""
         leftovers.unmount(self._overlay, self._state.id)
+
+
+def _git_session(session: str) -> str:
+    """What the checkpoints of a session's git overlay are kept under: no session can be called that."""
+    return f"{session}/git"
 
 
 def _nothing(upper: LocalUpper) -> Manifest:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from workbench.checkpoints import restore
+from workbench.checkpoints.journey import is_under_way
 from workbench.checkpoints.store import CheckpointStore
 from workbench.errors import OverlayError, WorkbenchError
 from workbench.review import landed
@@ -152,6 +153,7 @@ def _is_unfinished(directory: str, session: Session) -> bool:
     return (
         pending(commits)
         or restore.pending(os.path.join(session.directory, "upper")) is not None
+        or is_under_way(session.directory)
         or any(committed.session == session.name for committed in landed.unsettled(commits))
     )
 

@@ -3,7 +3,7 @@
 Stands on the path of every warm command, so it imports nothing heavy and reads no JSON. Beside an overlay's record lie
 `mounted` (written before each mount: which directory the lower was, and what its repository looked like), the mark that
 the lower changed (made by whoever notices) and `counted` (how many changes there were in the upper of a certain
-signature).
+signature, and which checkpoint holds it).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import re
+from typing import NamedTuple
 
 from workbench.review.pending import pending
 from workbench.vfs.changed_mark import clear_changed, is_marked_changed
@@ -20,6 +21,16 @@ SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SLUG_CHARACTERS = re.compile(r"[^A-Za-z0-9]+")
 _MOUNTED, _COUNTED = "mounted", "counted"
 _INDEX_CHECKSUM = 20
+
+
+class Before(NamedTuple):
+    """What an overlay held before a command: its signature, and the commit of a checkpoint of it, empty where there's none."""
+
+    signature: str = ""
+    checkpoint: str = ""
+
+
+NOTHING = Before()
 
 
 def default_state_path() -> str:
@@ -111,8 +122,9 @@ def signature(upper_path: str) -> str:
     return found.hexdigest()
 
 
-def counted(overlay_path: str) -> tuple[str, int | None]:
-    """The signature of the upper layer, and how many changes it had when that signature was last noted, if it was.
+def counted(overlay_path: str) -> tuple[str, int | None, str]:
+    """The signature of the upper layer; how many changes it had when that was last noted, if it was; and the commit of the
+    checkpoint that holds it, empty where none is known.
 
     The signature is empty where the layer can't be read.
     """
@@ -120,18 +132,18 @@ def counted(overlay_path: str) -> tuple[str, int | None]:
         now = signature(os.path.join(overlay_path, "upper"))
     except OSError:
         # Also where it changes under the look.
-        return "", None
+        return "", None, ""
     try:
-        known, _, number = _read(os.path.join(overlay_path, _COUNTED)).partition(" ")
-        return now, int(number) if known == now else None
+        known, number, checkpoint = _read(os.path.join(overlay_path, _COUNTED)).split(" ")
+        return (now, int(number), checkpoint) if known == now else (now, None, "")
     except (OSError, ValueError):
-        return now, None
+        return now, None, ""
 
 
-def note_counted(overlay_path: str, now: str, changes: int) -> None:
-    """Remember how many changes the upper layer of a signature has."""
+def note_counted(overlay_path: str, now: str, changes: int, checkpoint: str) -> None:
+    """Remember how many changes the upper layer of a signature has, and the checkpoint that holds it."""
     if now:
-        _write(os.path.join(overlay_path, _COUNTED), f"{now} {changes}")
+        _write(os.path.join(overlay_path, _COUNTED), f"{now} {changes} {checkpoint}")
 
 
 def _stamp(root: bytes) -> str:

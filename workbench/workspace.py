@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -16,10 +15,12 @@ from anyio import to_thread
 
 from workbench import warm
 from workbench.checking import Checking
-from workbench.checkpoints import manifest_format
+from workbench.checkpoints import manifest_format, upkeep
+from workbench.checkpoints.history import Purpose, RowKind
 from workbench.checkpoints.manifest import Manifest, Omitted
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
-from workbench.errors import CommitError, ConflictError, OptionsError, OverlayError, SandboxError
+from workbench.checkpoints.upkeep import Retention
+from workbench.errors import CheckpointError, CommitError, ConflictError, OptionsError, OverlayError, SandboxError
 from workbench.files import Files
 from workbench.live import LiveOverlay
 from workbench.merging import Merging
@@ -27,7 +28,7 @@ from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.protocol.records import ShownRecord
 from workbench.review import policy
-from workbench.review.audit import AuditLog
+from workbench.review.audit import AuditLog, counted
 from workbench.review.bases import conflicts, differing
 from workbench.review.branch import Branch, make_branch
 from workbench.review.changeset import ChangeSet, Included
@@ -47,6 +48,7 @@ from workbench.reviewing import Reviewing
 from workbench.sandbox.client import KeeperClient
 from workbench.searching import GrepOptions, Searching
 from workbench.state import StateDirectory, WorkspaceDirectory
+from workbench.timeline import Journey, Preview, Target, Timeline
 from workbench.vfs import search
 from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.listing import Listed, listing
@@ -122,6 +124,14 @@ class Discarded:
     left: ChangeSet
 
 
+@dataclass(frozen=True, slots=True)
+class Travelled:
+    """A rewind or a redo that was done, and how many processes it ended."""
+
+    journey: Journey
+    ended_processes: int
+
+
 def _silent(_: str) -> None:
     pass
 
@@ -150,6 +160,8 @@ class Workspace:
         self._store = CheckpointStore(directory.checkpoints)
         self._lower = LocalStorage(directory.root)
         self._mounting = Mounting(state, directory, overlay, self._store, self._lower, options)
+        self.timeline = Timeline(overlay, self._mounting, self._store, self._lower, directory.commits, session)
+        """The session's checkpoints, for looking back; `rewind`, `redo` and `fork` go there."""
         self._searching = Searching(overlay, self._lower, self._mounting)
         self._live: LiveOverlay | None = None
         self.session = session
@@ -177,6 +189,7 @@ class Workspace:
         session: str = "default",
         options: SandboxOptions | None = None,
         state_path: str | None = None,
+        report: Report = ...,
     ) -> Self: ...
 
     @overload
@@ -191,18 +204,16 @@ class Workspace:
         session: str = "default",
         options: SandboxOptions | None = None,
         state_path: str | None = None,
+        report: Report = _silent,
     ) -> Self | StorageWorkspace:
         """Open the workspace of a directory; nothing is mounted, nothing copied. Of a storage it's a `StorageWorkspace`.
 
-        First completes a commit that a crash cut short. `session` is 1 to 64 letters, digits and `._-`. Raises
+        First completes a commit or a rewind that a crash cut short. `session` is 1 to 64 letters, digits and `._-`.
+        `report` hears what had to be put right later on, a sentence each. Raises
         OptionsError, StateError, WorkspaceError, and CommitError (commit_incomplete) where what a crash left can't be
         put right.
         """
-        if not SESSION_NAME.fullmatch(session):
-            raise OptionsError(
-                f"{session!r} can't name a session.",
-                hint="Use 1 to 64 letters, digits, dots, underscores and hyphens, beginning with a letter or digit.",
-            )
+        _check_session(session)
         if not isinstance(path, str | bytes | os.PathLike):
             # Only here: it would cost every command the import of fsspec.
             from workbench.storage_workspace import StorageWorkspace
@@ -211,6 +222,7 @@ class Workspace:
         state = StateDirectory.open(state_path)
         directory = state.workspace(os.path.realpath(os.fsencode(path)))
         workspace = cls(state, directory, directory.overlay(session), session, options or SandboxOptions())
+        workspace._mounting.report = report
         try:
             workspace._complete()
         except BaseException:
@@ -386,18 +398,28 @@ class Workspace:
         """What is below a directory of the merged view, as `vfs.search.tree`; raises as it does, and as `read`."""
         return await self._searching.look(partial(search.tree, path=path, depth=depth, ignored=ignored))
 
-    async def checkpoint(self, message_id: str | None = None, *, label: str = "", may_stop: bool = True) -> Checkpoint:
-        """Keep the upper layer as it is at this moment; without a change since the last one, that one.
+    async def checkpoint(
+        self,
+        message_id: str | None = None,
+        *,
+        label: str = "",
+        step: int = 0,
+        replace: bool = False,
+        kind: RowKind = RowKind.MESSAGE,
+        may_stop: bool = True,
+    ) -> Checkpoint:
+        """Keep the upper layer as it is at this moment, under an id; without one under `@` and its number.
 
-        Where a sandbox runs it is frozen for the while. Where commands closed files to themselves (mode 000), an idle one
-        is stopped to read them, unless `may_stop` is False: then they're left out. Raises CheckpointError, OverlayError
-        (overlay_busy).
+        A second one under one id and step is refused unless it's to `replace` it. Where a sandbox runs it is frozen for
+        the while. Where commands closed files to themselves (mode 000), an idle one is stopped to read them, unless
+        `may_stop` is False: then they're left out. Raises CheckpointError, OverlayError (overlay_busy).
         """
-        message_id = message_id or f"auto-{uuid.uuid4().hex}"
-        replaces = False
+        purpose = Purpose(kind, step)
 
         def take(offline: bool, mapped: bool = False) -> Checkpoint:
-            return self._mounting.take(message_id, label, offline=offline, replaces=replaces, mapped=mapped)
+            return self._mounting.take(
+                message_id, label, offline=offline, purpose=purpose, replaces=replace, mapped=mapped
+            )
 
         while True:
             client = await KeeperClient.connect(self._overlay.path)
@@ -413,7 +435,7 @@ class Workspace:
                     # It's just being stopped by somebody else.
                     continue
                 # Only the owner can open up what a command closed to itself, and only while nothing is mounted.
-                replaces = True
+                replace, message_id = True, taken.message_id
                 await self.stop(force=False, reason="checkpoint")
             with contextlib.suppress(OverlayError):
                 async with self._offline(timeout=1.0 if client is None else _LOCK_TIMEOUT_S):
@@ -424,8 +446,25 @@ class Workspace:
 
     async def changes(self, *, may_stop: bool = True, included: Included | None = None) -> ChangeSet:
         """Take a checkpoint and compare it with the real workspace. `may_stop` and what is raised as of `checkpoint`."""
-        checkpoint = await self.checkpoint(label="looked at", may_stop=may_stop)
+        checkpoint = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP, may_stop=may_stop)
         return await to_thread.run_sync(lambda: self._compare(checkpoint, included))
+
+    async def keep_before_command(self) -> str:
+        """Keep what is there before a command; the checkpoint's commit. Raises as `checkpoint`."""
+        return (await self.checkpoint(label="before a command", kind=RowKind.UPKEEP, may_stop=False)).commit
+
+    async def changes_after(self, before: str, command: str) -> ChangeSet:
+        """As `changes` after a command that changed something; never stops the sandbox.
+
+        The checkpoint of what was there `before` (its commit, empty where none was kept) is listed from now on, as that.
+        """
+        if before:
+            await to_thread.run_sync(self._name_before, before, command)
+        return await self.changes(may_stop=False)
+
+    def _name_before(self, before: str, command: str) -> None:
+        purpose = Purpose(RowKind.COMMAND)
+        self._mounting.name(self._store.get(before), f"before: {command}", purpose)
 
     def reviewed(self, changes: ChangeSet, terminal: str = "", included: Included | None = None) -> str:
         """Say that a change set, with what was `included`, was shown on a terminal of this name; its digest, which a commit
@@ -439,7 +478,7 @@ class Workspace:
 
         `included` as of `Reviewing.begin`. Raises as `checkpoint`.
         """
-        checkpoint = await self.checkpoint(label="reviewed")
+        checkpoint = await self.checkpoint(label="reviewed", kind=RowKind.UPKEEP)
         return await to_thread.run_sync(lambda: self.reviewing.begin(checkpoint.commit, included))
 
     async def conflicts(self, changes: ChangeSet) -> list[bytes]:
@@ -449,7 +488,7 @@ class Workspace:
 
     async def status(self) -> WorkspaceStatus:
         """What there is, what would conflict, and what runs. Raises as `checkpoint`."""
-        checkpoint = await self.checkpoint(label="looked at")
+        checkpoint = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP)
         changes = await to_thread.run_sync(lambda: self._compare(checkpoint))
         conflicting = await to_thread.run_sync(lambda: self._conflicts(changes, checkpoint))
         client = await KeeperClient.connect(self._overlay.path)
@@ -575,7 +614,7 @@ class Workspace:
         `exec`, and as `rehearse` but for conflicts and risky paths.
         """
         shown = self.shown.find(digest)
-        now = await self.checkpoint(label="before a check")
+        now = await self.checkpoint(label="before a check", kind=RowKind.UPKEEP)
         if shown.selection is None and shown.checkpoint == now.commit:
             result = await self.exec(command, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
         else:
@@ -633,7 +672,7 @@ class Workspace:
     def _commit(self, shown: ShownRecord, allow_risky: bool, ended: int, message: str) -> Landed:
         manifest, changes = self._landable(shown, allow_risky)
         # What came later gets its bases now: once we have landed, ours could be taken for somebody else's changes.
-        self._mounting.take(f"commit-{uuid.uuid4().hex}", "before a commit", offline=True)
+        self._mounting.take(None, "before a commit", offline=True)
         with self._ancestors() as descriptors:
             committed = commit(
                 self._lower,
@@ -647,7 +686,7 @@ class Workspace:
             )
         self._settle(committed)
         self._mark_siblings()
-        rest = self._mounting.take(f"rest-{uuid.uuid4().hex}", "after a commit", offline=True)
+        rest = self._mounting.take(None, "after a commit", offline=True)
         return Landed(committed, self._compare(rest), ended)
 
     def _settle(self, committed: Committed) -> None:
@@ -663,12 +702,13 @@ class Workspace:
         except FileNotFoundError:
             # Here, since a crash may have come between: rather twice than never.
             self._note_landed("commit", committed)
-            now = self._mounting.take(f"commit-{uuid.uuid4().hex}", "before a commit", offline=True)
+            now = self._mounting.take(None, "before a commit", offline=True)
             kept = self._mounting.without_repositories(now.manifest)
             self._mounting.empty_git_overlay()
             rest = remaining(kept, self._lower, committed.landed_bases, added=committed.added)
             write_file(file, manifest_format.to_bytes(rest))
-        self._mounting.replace_upper(rest, "after a commit")
+        purpose = Purpose(RowKind.LANDED, landed=committed.commit_id)
+        self._mounting.replace_upper(rest, f"after commit {committed.commit_id}", purpose)
         if root := committed.landed_bases.get(b""):
             self._mounting.note_root_mode(root.mode)
         self.shown.clear()
@@ -696,11 +736,11 @@ class Workspace:
             return await to_thread.run_sync(self._merge, ours, theirs), ended
 
     def _merge(self, ours: Sequence[bytes], theirs: Sequence[bytes]) -> Merge:
-        now = self._mounting.take(f"merge-{uuid.uuid4().hex}", "before a merge", offline=True)
+        now = self._mounting.take(None, "before a merge", offline=True, purpose=Purpose(RowKind.BEFORE))
         found = self._conflicts(self._compare(now), now)
 
         def write(merged: Manifest) -> None:
-            self._mounting.replace_upper(merged, "merged")
+            self._mounting.replace_upper(merged, "merged", Purpose(RowKind.UPKEEP))
             self.shown.clear()
 
         return self._merging.run(now.manifest, found, write, ours=ours, theirs=theirs)
@@ -712,7 +752,7 @@ class Workspace:
             digest=committed.digest,
             commit_id=committed.commit_id,
             message=committed.message,
-            changes=committed.changes,
+            counts=counted(committed.changes),
         )
 
     async def branch(
@@ -733,7 +773,7 @@ class Workspace:
                 digest=changes.digest,
                 commit_id=made.commit,
                 message=message,
-                changes=changes.changes,
+                counts=counted(changes.changes),
             )
             return made
 
@@ -781,7 +821,7 @@ class Workspace:
         return changes, reverted
 
     async def discard(self, *, force: bool = False) -> Discarded:
-        """Drop everything the overlay holds; a checkpoint of it is kept.
+        """Drop everything the overlay holds; a checkpoint of it is kept, and `redo` goes back to it.
 
         Ends the sandbox first; `force` also where a shell is attached. Raises CheckpointError, SandboxError
         (sandbox_busy), OverlayError (overlay_busy).
@@ -791,12 +831,133 @@ class Workspace:
             return await to_thread.run_sync(lambda: self._discard(ended))
 
     def _discard(self, ended: int) -> Discarded:
-        now = self._mounting.take(f"discard-{uuid.uuid4().hex}", "before a discard", offline=True)
+        self._complete_overlay()
+        now = self._mounting.take(None, "before a discard", offline=True, purpose=Purpose(RowKind.BEFORE))
         changes = self._compare(now)
-        rest = self._mounting.empty()
-        self.shown.clear()
-        self.audit.append("discard", session=self.session, digest=changes.digest, changes=changes.changes)
+        nothing = Target(self._mounting.nothing(), git="" if self._mounting.git_beside(now) is not None else None)
+        rest = self.timeline.go(RowKind.DISCARD, nothing, now, "discarded")
+        self.audit.append("discard", session=self.session, digest=changes.digest, counts=counted(changes.changes))
         return Discarded(len(changes.shown), now.commit, ended, self._compare(rest))
+
+    # Travelling
+
+    async def rewind(
+        self, message_id: str, *, step: int = 0, only: Sequence[bytes] = (), force: bool = False
+    ) -> Travelled:
+        """Make the overlay show what it showed at a checkpoint; what is there is kept, and `redo` goes back to it.
+
+        `only` are paths, relative to the root: all else stays. Ends the sandbox first; `force` also where a shell is
+        attached. What was committed since is taken back in the overlay alone: the real workspace changes when that is
+        reviewed and committed. Raises CheckpointError (checkpoint_not_found, store_corrupt, checkpoint_failed),
+        SandboxError (sandbox_busy), OverlayError (overlay_busy).
+        """
+        checkpoint = await to_thread.run_sync(self.timeline.find, message_id, step)
+        return await self._travel(RowKind.REWIND, checkpoint, only, f"rewound to {_named(checkpoint)}", force=force)
+
+    async def redo(self, *, force: bool = False) -> Travelled:
+        """Take back the last rewind or discard that wasn't taken back yet; any number of times.
+
+        What was done since is kept as a checkpoint. `force` and what is raised as of `rewind`, and CheckpointError
+        (nothing_to_redo).
+        """
+        points = await to_thread.run_sync(self.timeline.redo_points)
+        if not points:
+            raise CheckpointError(
+                "There is no rewind or discard to take back.",
+                code="nothing_to_redo",
+                hint="`workbench log` lists what you can rewind to.",
+            )
+        return await self._travel(RowKind.REDO, points[-1], (), f"back to {_named(points[-1])}", force=force)
+
+    async def _travel(
+        self, kind: RowKind, checkpoint: Checkpoint, only: Sequence[bytes], label: str, *, force: bool
+    ) -> Travelled:
+        # Before anything ends: whether one can get there at all.
+        if not only:
+            await to_thread.run_sync(lambda: self.timeline.require(Target(checkpoint.manifest)))
+        ended = await self.stop(force=force, reason="rewind")
+
+        async with self._offline(timeout=_LOCK_TIMEOUT_S):
+            await to_thread.run_sync(self._complete_overlay)
+            journey = await to_thread.run_sync(self.timeline.travel, kind, checkpoint, only, label)
+            counts = {"removed": len(journey.removed), "restored": len(journey.restored)}
+            self.audit.append(kind.value, session=self.session, message=label, counts=counts)
+        return Travelled(journey, ended)
+
+    async def preview(self, message_id: str, *, step: int = 0, only: Sequence[bytes] = ()) -> Preview:
+        """What `rewind` would change in the overlay; nothing is changed. Raises as `rewind`."""
+        checkpoint = await to_thread.run_sync(self.timeline.find, message_id, step)
+        now = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP)
+
+        return await to_thread.run_sync(
+            lambda: self.timeline.preview(now.manifest, self.timeline.part(now, self.timeline.target(checkpoint), only))
+        )
+
+    async def difference(self, old: str, new: str | None = None) -> Preview:
+        """What changed from one checkpoint to another, or to what is there now. Raises as `rewind`."""
+        before = await to_thread.run_sync(self.timeline.find, old)
+        if new is None:
+            after = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP)
+        else:
+            after = await to_thread.run_sync(self.timeline.find, new)
+
+        return await to_thread.run_sync(
+            lambda: self.timeline.preview(self.timeline.target(before).manifest, self.timeline.target(after))
+        )
+
+    def keep_small(self, policy: Retention | None = None) -> None:
+        """Drop what the session's checkpoints have beyond their retention, and put the rest of the store together.
+
+        What `redo` goes back to and what was shown and may yet land stay.
+
+        Raises CheckpointError, OSError.
+        """
+        needed = [point.commit for point in self.timeline.redo_points()] + self.shown.checkpoints()
+        upkeep.retain(self._store, self.session, policy or Retention(), needed)
+        upkeep.collect(self._store)
+
+    def keep_small_if_grown(self) -> None:
+        """As `keep_small`, where it pays: at the end of what takes a while anyway. Raises as it."""
+        if upkeep.wants_collection(self._store):
+            self.keep_small()
+
+    def drop(self, message_id: str, *, step: int = 0) -> None:
+        """Drop one checkpoint. Raises CheckpointError: checkpoint_not_found, checkpoint_failed where it's needed."""
+        upkeep.drop(self._store, self.session, self.timeline.find(message_id, step))
+
+    def free_session(self) -> str:
+        """A name for another session: this one's, and the first number that isn't taken."""
+        taken, number = set(self._directory.sessions()), 2
+        while (name := f"{self.session[:58]}-{number}") in taken:
+            number += 1
+        return name
+
+    async def fork(self, message_id: str, session: str, *, step: int = 0) -> int:
+        """Start another session whose overlay shows what this one showed at a checkpoint; how many paths it holds.
+
+        Both go on by themselves from there. Raises as `rewind`, OptionsError for an impossible name, and OverlayError
+        (session_exists) where there is a session of that name.
+        """
+        checkpoint = await to_thread.run_sync(self.timeline.find, message_id, step)
+        return await to_thread.run_sync(self._fork, checkpoint, session)
+
+    def _fork(self, checkpoint: Checkpoint, session: str) -> int:
+        target = self.timeline.target(checkpoint)
+        self.timeline.require(target)
+        _check_session(session)
+        if session in self._directory.sessions():
+            raise OverlayError(
+                f"There is a session '{session}' already.", code="session_exists", hint="Choose another name."
+            )
+        fork = type(self)(
+            self._state, self._directory, self._directory.overlay(session), session, self._mounting.options
+        )
+        with contextlib.closing(fork), fork._overlay.lock(_LOCK_TIMEOUT_S):
+            ours = self._overlay.record()
+            kept = {"scratch": ours.scratch, "backend": ours.backend, "image": ours.image}
+            fork._overlay.save(fork._overlay.record().model_copy(update=kept))
+            fork.timeline.go(RowKind.FORK, target, checkpoint, f"forked from {self.session}: {_named(checkpoint)}")
+        return len(target.manifest.entries) - 1
 
     # Crashes, locks
 
@@ -811,12 +972,15 @@ class Workspace:
                 self._complete_overlay()
 
     def _is_overlay_incomplete(self) -> bool:
-        return self._mounting.is_restore_pending or any(
-            committed.session in (self.session, "") for committed in unsettled(self._directory.commits)
+        return (
+            self._mounting.is_restore_pending
+            or self.timeline.is_under_way
+            or any(committed.session in (self.session, "") for committed in unsettled(self._directory.commits))
         )
 
     def _complete_overlay(self) -> None:
         """The overlay's part of it; the lock is held, nothing is mounted."""
+        self.timeline.complete()
         self._mounting.complete()
         for committed in unsettled(self._directory.commits):
             if committed.session == self.session:
@@ -861,6 +1025,19 @@ async def let_go_replaced(path: str | bytes | os.PathLike[str], *, state_path: s
                     await client.stop(force=True, reason="discard")
         workspace.retire()
     return len(found)
+
+
+def _check_session(name: str) -> None:
+    if not SESSION_NAME.fullmatch(name):
+        raise OptionsError(
+            f"{name!r} can't name a session.",
+            hint="Use 1 to 64 letters, digits, dots, underscores and hyphens, beginning with a letter or digit.",
+        )
+
+
+def _named(checkpoint: Checkpoint) -> str:
+    step = f", step {checkpoint.purpose.step}" if checkpoint.purpose.step else ""
+    return f"{checkpoint.message_id}{step}"
 
 
 def _has_closed(taken: Checkpoint) -> bool:

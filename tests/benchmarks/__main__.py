@@ -189,6 +189,13 @@ def inside() -> Iterator[Row]:
             yield Row(f"{name}, 5,000 files, in the sandbox", ours, "the same outside", theirs)
 
 
+def travel() -> Iterator[Row]:
+    """Checkpoints and rewinds of a whole session."""
+    from tests.benchmarks.travel import travel as measured
+
+    return measured()
+
+
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "warm": warm,
     "cold": cold,
@@ -196,6 +203,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "inside": inside,
     "vfs": vfs,
     "checkpoints": checkpoints,
+    "travel": travel,
 }
 
 

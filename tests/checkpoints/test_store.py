@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 
 from tests.checkpoints.layers import Layers, fill
 from tests.checkpoints.test_names import DISGUISES
+from tests.waiting import wait_until
 from workbench.checkpoints import files, manifest_format, names, objects
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
 from workbench.checkpoints.restore import restore
+from workbench.checkpoints.scan import TRUST_AFTER_NS
 from workbench.checkpoints.store import CheckpointStore
 from workbench.errors import CheckpointError, OptionsError
+from workbench.vfs import syscalls
 from workbench.vfs.storage import Kind
 from workbench.vfs.upper import LocalUpper
 
@@ -646,6 +649,30 @@ def test_trailers_that_cannot_be_read_are_damage() -> None:
     with pytest.raises(CheckpointError) as caught:
         objects.decode_commit(commit)
     assert caught.value.code == "store_corrupt"
+
+
+def test_nothing_is_read_that_the_last_checkpoint_knows(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        (layers.upper / f"f{number}").write_text(f"content {number}")
+    (layers.upper / "big").write_bytes(b"x" * (9 << 20))
+    layers.take()
+    # What was changed in the last seconds before a scan isn't trusted yet.
+    aged = layers.store.latest("default")
+    assert aged is not None
+    wait_until(
+        lambda: layers.tick() - max(e.ctime_ns for e in aged.manifest.entries.values()) > TRUST_AFTER_NS,
+        "the changes are old enough to be trusted",
+    )
+    layers.take(message_id="again")
+    read: list[int] = []
+    real_read, real_copy = os.read, syscalls.copy_data
+    monkeypatch.setattr(os, "read", lambda fd, size: read.append(fd) or real_read(fd, size))
+    monkeypatch.setattr(syscalls, "copy_data", lambda source, target: read.append(source) or real_copy(source, target))
+    (layers.upper / "f7").write_text("changed")
+    read.clear()
+    taken = layers.take(message_id="one changed")
+    assert len(read) == 1
+    assert layers.store.read(taken.manifest.entries[b"f7"].blob) == b"changed"
 
 
 @pytest.mark.parametrize("packed", [False, True])

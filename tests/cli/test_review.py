@@ -231,3 +231,27 @@ def test_an_ordinary_user_lands_what_was_accepted_after_a_check(engine: None) ->
         (overlay,) = user.directory.glob("**/overlays/default")
         assert not (overlay / "check").exists()
         user.workbench("stop", cwd=workspace)
+
+
+def test_the_audit_log_tells_what_was_done_and_shows_where_it_was_tampered_with(changed: Cli) -> None:
+    review(changed, "--accept", "new/file")
+    changed("commit", "--accepted", "-m", "first")
+    changed("commit", "--digest", changed.digest(), code=4)
+    changed("checkpoint", "before")
+    changed.sh("echo more > more")
+    changed("rewind", "before")
+    changed("redo")
+    changed("discard", "--yes")
+    told = json.loads(changed("log", "--audit", "--json").stdout)
+    assert [entry["action"] for entry in reversed(told)] == ["commit", "refusal", "rewind", "redo", "discard"]
+    assert told[-1]["counts"] == {"added": 1}
+    assert told[-2]["code"] == "risky_paths"
+    shown = changed("log", "--audit").stdout.decode()
+    assert "first" in shown
+    assert "A\tnew/file" in shown
+    assert b"5 lines" in changed("log", "--audit", "--verify").stdout
+    path = Path(Bench(changed.workspace).overlay).parent.parent / "audit.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"risky_paths"', b'"nothing_bad"'))
+    chain = json.loads(changed("log", "--audit", "--verify", "--json", code=1).stdout)
+    assert (chain["lines"], chain["wrong"]) == (2, 3)
+    changed("log", "--verify", code=2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import StateError
-from workbench.review.audit import AuditLog
+from workbench.review.audit import AuditLog, counted
 from workbench.review.changeset import Change, ChangeKind
 
 
@@ -18,7 +18,11 @@ def log(tmp_path: Path) -> AuditLog:
     for number in range(4):
         change = Change(b"a", ChangeKind.ADDED, None, None)
         made.append(
-            "commit", session="s", commit_id=f"c{number}", message="x" * 3000 * number, changes=[change] * number
+            "commit",
+            session="s",
+            commit_id=f"c{number}",
+            message="x" * 3000 * number,
+            counts=counted([change] * number),
         )
     return made
 

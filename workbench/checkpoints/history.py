@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
 
 from workbench.checkpoints import files, names, objects
-from workbench.errors import OptionsError
+from workbench.errors import CheckpointError, OptionsError
 
 SCHEMA = 1
 """The version of the tree format and the trailers."""
@@ -26,12 +28,49 @@ _MAX_SESSION = 200
 _REFERENCES = "refs/workbench"
 
 
+class RowKind(StrEnum):
+    """Why a checkpoint was taken.
+
+    `MESSAGE`: somebody asked for it under an id. `COMMAND`: it's what was there before a command. `BEFORE`: what was
+    there before a journey. `REWIND`, `REDO`, `DISCARD`, `FORK`: what one arrived at; `origin` is the commit that was
+    left, `goal` the one of the checkpoint that it went to. `LANDED`: what remained after the commit `landed`; of a fork,
+    those are the commits (a space between them) that had landed since its origin. `UPKEEP`: for ourselves; no listing
+    shows it.
+    """
+
+    MESSAGE = "message"
+    COMMAND = "command"
+    BEFORE = "before"
+    REWIND = "rewind"
+    REDO = "redo"
+    DISCARD = "discard"
+    FORK = "fork"
+    LANDED = "landed"
+    UPKEEP = "upkeep"
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a checkpoint is for: its kind, and what goes with it.
+
+    `step` counts what one message did, from 1; 0 is what was there before it. `origin`, `goal` and `landed` as in `RowKind`.
+    `repository` is the fingerprint that the real repository had when the overlay last agreed with it.
+    """
+
+    kind: RowKind = RowKind.MESSAGE
+    step: int = 0
+    origin: str = ""
+    goal: str = ""
+    landed: str = ""
+    repository: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the index. `commit` and `parent` are 40 hex digits, `parent` empty for a session's first commit.
 
-    `message`, `label` and `tool_call` are the caller's. `number` counts a session's lines from 1. `created_ns` is the
-    process's clock. `boot_id` and `scanned_ns` are as in `Manifest`.
+    `message`, `label` and `tool_call` are the caller's. `number` counts a session's lines from 1; it's never given again.
+    `created_ns` is the process's clock. `boot_id` and `scanned_ns` are as in `Manifest`, the rest as in `Purpose`.
     """
 
     number: int
@@ -39,23 +78,40 @@ class Row:
     commit: str
     parent: str
     label: str
-    tool_call: str
     created_ns: int
     boot_id: str
     scanned_ns: int
+    tool_call: str = ""
+    kind: str = RowKind.MESSAGE
+    step: int = 0
+    origin: str = ""
+    goal: str = ""
+    landed: str = ""
+    repository: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What only one line of a session stands for: of several, the last."""
+        return self.message, self.step
 
 
-_TYPES = {
-    "number": int,
-    "message": str,
-    "commit": str,
-    "parent": str,
-    "label": str,
-    "tool_call": str,
-    "created_ns": int,
-    "boot_id": str,
-    "scanned_ns": int,
+_FIELDS = {field.name: (int if field.type == "int" else str, field.default) for field in fields(Row)}
+_TRAILERS = {
+    "number": "Number",
+    "message": "Message",
+    "label": "Label",
+    "created_ns": "Created",
+    "boot_id": "Boot",
+    "scanned_ns": "Scanned",
+    "tool_call": "Tool-Call",
+    "kind": "Kind",
+    "step": "Step",
+    "origin": "Origin",
+    "goal": "Goal",
+    "landed": "Landed",
+    "repository": "Repository",
 }
+"""By field, the trailer that it stands in; the commit and its parent are the commit itself."""
 
 
 class History:
@@ -73,22 +129,50 @@ class History:
         self._session = session
         self._read_commit = read_commit
         self._reference = f"{_REFERENCES}/{escaped}/tip"
+        self._held = f"{_REFERENCES}/{escaped}/held"
         self._index = os.path.join(directory, "sessions", f"{escaped}.jsonl")
         self._content = b""
         self._rows: list[Row] = []
 
     def tip(self) -> str:
         """The last commit, empty where there is none. Raises CheckpointError (store_corrupt), OSError."""
+        return self._value(self._reference)
+
+    def held(self) -> str:
+        """The commit that `hold` named, empty where none is. Raises as `tip`."""
+        return self._value(self._held)
+
+    def _value(self, reference: str) -> str:
         try:
-            with open(os.path.join(self._directory, self._reference), encoding="ascii") as file:
+            with open(os.path.join(self._directory, reference), encoding="ascii") as file:
                 text = file.read().strip()
         except FileNotFoundError:
-            text = self._packed_tip()
+            text = self._packed(reference)
         except UnicodeDecodeError:
             text = "?"
         if text and (len(text) != 40 or set(text) - set("0123456789abcdef")):
-            raise objects.corrupt(f"the reference {self._reference} can't be read")
+            raise objects.corrupt(f"the reference {reference} can't be read")
         return text
+
+    def readable_rows(self) -> list[Row]:
+        """Of a damaged store, the lines that can be read: the index's, else the commits' as far back as they go.
+
+        Raises OSError.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            with open(self._index, "rb") as file:
+                found = [row for line in file if (row := _parse(line)) is not None]
+            if found:
+                return found
+        rows: list[Row] = []
+        with contextlib.suppress(CheckpointError):
+            at = self.tip()
+            while at:
+                _, parent, trailers = objects.decode_commit(self._read_commit(bytes.fromhex(at)))
+                row = row_of(at, parent, trailers)
+                rows += [row, *reversed([_row(fields) for fields in _list(trailers.get("Also"))])]
+                at = row.parent
+        return rows[::-1]
 
     def rows(self) -> list[Row]:
         """All lines, oldest first; what the index lacks is read from the commits. Raises as `tip`."""
@@ -114,6 +198,21 @@ class History:
         else:
             files.replace(self._index, b"".join(map(_encode, rows)) + line)
 
+    def replace(self, rows: Sequence[Row]) -> None:
+        """Put other lines in the place of all; the last one's commit is the tip. Needs the store's lock. Raises as `tip`."""
+        # Should a crash come between the two, the index is made anew from the commits.
+        self._move_tip(rows[-1].commit)
+        files.replace(self._index, b"".join(map(_encode, rows)))
+
+    def hold(self, commit: str) -> None:
+        """Have another reference of the session name a commit that is in no history. Needs the store's lock."""
+        self._point(self._held, commit)
+
+    def release(self) -> None:
+        """Name no such commit any more. Needs the store's lock. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._directory, self._held))
+
     def drop(self) -> None:
         """Forget the session: its reference, then its index, which means nothing without. Needs the store's lock.
 
@@ -122,10 +221,11 @@ class History:
         path = os.path.join(self._directory, self._reference)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+        self.release()
         with contextlib.suppress(OSError):
             # Somebody else's references may lie beside it.
             os.rmdir(os.path.dirname(path))
-        if self._packed_tip():
+        if self._packed(self._reference):
             self._drop_packed_tip()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._index)
@@ -170,13 +270,13 @@ class History:
             self._rows.append(row)
         return [*self._rows], True
 
-    def _packed_tip(self) -> str:
-        """The tip where git has packed the references (gitrepository-layout(5))."""
+    def _packed(self, wanted: str) -> str:
+        """A reference where git has packed the references (gitrepository-layout(5))."""
         try:
             with open(os.path.join(self._directory, "packed-refs"), encoding="utf-8", errors="replace") as file:
                 for line in file:
                     value, _, name = line.rstrip("\n").partition(" ")
-                    if name == self._reference:
+                    if name == wanted:
                         return value
         except FileNotFoundError:
             pass
@@ -190,7 +290,10 @@ class History:
         files.replace(path, b"".join(line for line in lines if line.rstrip(b"\n").partition(b" ")[2] != name))
 
     def _move_tip(self, commit: str) -> None:
-        path = os.path.join(self._directory, self._reference)
+        self._point(self._reference, commit)
+
+    def _point(self, reference: str, commit: str) -> None:
+        path = os.path.join(self._directory, reference)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         files.replace(path, commit.encode("ascii") + b"\n")
 
@@ -224,44 +327,29 @@ def _is_escaped(name: str) -> bool:
 
 def row_of(commit: str, parent: bytes | None, trailers: dict[str, object]) -> Row:
     """The line of a commit, from its trailers. Raises CheckpointError (store_corrupt)."""
-    return _row(
-        {
-            "number": trailers.get("Number"),
-            "message": trailers.get("Message"),
-            "commit": commit,
-            "parent": "" if parent is None else parent.hex(),
-            "label": trailers.get("Label"),
-            "tool_call": trailers.get("Tool-Call", ""),
-            "created_ns": trailers.get("Created"),
-            "boot_id": trailers.get("Boot"),
-            "scanned_ns": trailers.get("Scanned"),
-        }
-    )
+    found = {field: trailers[name] for field, name in _TRAILERS.items() if name in trailers}
+    return _row({**found, "commit": commit, "parent": "" if parent is None else parent.hex()})
 
 
-def trailers_of(row: Row, session: str, parent_message: str, also: list[Row]) -> dict[str, object]:
+def trailers_of(row: Row, session: str, parent_message: str, also: Sequence[Row]) -> dict[str, object]:
     """What `row_of` reads, with what else a commit says. `also` are the lines since the last commit."""
-    trailers: dict[str, object] = {
-        "Schema": SCHEMA,
-        "Session": session,
-        "Number": row.number,
-        "Message": row.message,
-        "Label": row.label,
-        "Created": row.created_ns,
-        "Boot": row.boot_id,
-        "Scanned": row.scanned_ns,
-    }
+    told = _told(row)
+    trailers: dict[str, object] = {"Schema": SCHEMA, "Session": session}
+    trailers |= {name: told[field] for field, name in _TRAILERS.items() if field in told}
     if parent_message:
         trailers["Parent-Message"] = parent_message
-    if row.tool_call:
-        trailers["Tool-Call"] = row.tool_call
     if also:
-        trailers["Also"] = [asdict(each) for each in also]
+        trailers["Also"] = [_told(each) for each in also]
     return trailers
 
 
+def _told(row: Row) -> dict[str, object]:
+    """A line's fields, without those that say nothing."""
+    return {name: value for name, value in asdict(row).items() if value != _FIELDS[name][1]}
+
+
 def _encode(row: Row) -> bytes:
-    return json.dumps(asdict(row), separators=(",", ":")).encode("ascii") + b"\n"
+    return json.dumps(_told(row), separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _parse(line: bytes) -> Row | None:
@@ -274,11 +362,14 @@ def _parse(line: bytes) -> Row | None:
 
 
 def _row_or_none(found: object) -> Row | None:
-    if not isinstance(found, dict) or not _TYPES.keys() <= found.keys():
+    if not isinstance(found, dict):
         return None
-    values = {name: found[name] for name in _TYPES}
-    if any(not isinstance(values[name], expected) for name, expected in _TYPES.items()):
-        return None
+    values: dict[str, Any] = {}
+    for name, (expected, default) in _FIELDS.items():
+        value = found.get(name, default)
+        if value is MISSING or not isinstance(value, expected):
+            return None
+        values[name] = value
     return Row(**values)
 
 

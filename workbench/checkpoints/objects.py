@@ -112,5 +112,5 @@ def corrupt(what: str) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint store is damaged: {what}.",
         code="store_corrupt",
-        hint="Run 'git fsck' in the store to see what can still be read; other checkpoints may be whole.",
+        hint="'workbench checkpoint --verify' says what can still be restored; the next checkpoint goes on in a fresh store.",
     )

@@ -67,6 +67,12 @@ class SideStore:
         except FileNotFoundError as error:
             raise objects.corrupt(f"the big file {blob.removeprefix(PREFIX)} is missing") from error
 
+    def check(self, blob: str) -> None:
+        """Compare a big file with its name. Raises CheckpointError (store_corrupt), OSError."""
+        with self.open(blob) as file:
+            if PREFIX + sha256_of(file.fileno()) != blob:
+                raise objects.corrupt(f"the big file {blob.removeprefix(PREFIX)} was changed")
+
     def _path(self, blob: str) -> str:
         if not _BLOB.match(blob):
             raise CheckpointError(f"'{blob}' isn't the name of a big file.", code="checkpoint_not_found")

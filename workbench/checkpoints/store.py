@@ -1,7 +1,11 @@
 """The store of a workspace's checkpoints: a private bare git repository, with the big files in `big/`.
 
 `big/` lies in the repository's own directory, where git ignores it, so that a store is one thing to move, to set aside or
-to delete. The layout of a checkpoint's tree is in `tree`, that of references and the index in `history`.
+to delete. The layout of a checkpoint's tree is in `tree`, that of references and the index in `history`; what takes room away
+again is in `upkeep`.
+
+Whoever adds to a store holds its `guard` shared, whoever takes something away holds it alone, for as long as neither may
+see the other half done.
 """
 
 from __future__ import annotations
@@ -9,7 +13,6 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import fcntl
-import io
 import os
 import re
 import time
@@ -17,16 +20,18 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import TracebackType
-from typing import BinaryIO, Protocol, Self
+from typing import Protocol, Self
 
 from workbench.checkpoints import files, manifest_format, objects, side_store, tree
 from workbench.checkpoints.bases import take_bases
-from workbench.checkpoints.history import SCHEMA, History, Row, row_of, sessions_of, trailers_of
+from workbench.checkpoints.chain import add_commit, automatic_id, follow, last_scanned, raced
+from workbench.checkpoints.contents import StoredContents
+from workbench.checkpoints.guard import Guard
+from workbench.checkpoints.history import SCHEMA, History, Purpose, Row, RowKind, row_of, sessions_of, trailers_of
 from workbench.checkpoints.manifest import Manifest
+from workbench.checkpoints.moved import MovedCommits
 from workbench.checkpoints.pack_writer import PackWriter
-from workbench.checkpoints.packs import Packs
 from workbench.checkpoints.scan import Budget, Sink, scan
 from workbench.checkpoints.side_store import SideStore
 from workbench.checkpoints.system import boot_id, failing
@@ -88,6 +93,7 @@ class Checkpoint:
     number: int
     parent: str
     tool_call: str
+    purpose: Purpose
     _read_manifest: Callable[[], Manifest] = field(repr=False, compare=False)
 
     @property
@@ -96,7 +102,7 @@ class Checkpoint:
         return self._read_manifest()
 
 
-class CheckpointStore:
+class CheckpointStore(StoredContents):
     """Takes checkpoints and reads them back. One thread at a time may use it; any number of processes one directory.
 
     A context manager that closes it.
@@ -107,16 +113,15 @@ class CheckpointStore:
 
         Raises CheckpointError (checkpoint_failed) where that can't be done.
         """
-        self.directory = os.fspath(directory)
-        self._pack_directory = os.path.join(self.directory, "objects", "pack")
-        self._packs = Packs(self._pack_directory)
-        self._side = SideStore(os.path.join(self.directory, "big"))
+        super().__init__(os.fspath(directory))
+        self._moved = MovedCommits(self.directory)
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
         self._histories: dict[str, History] = {}
+        self._guard = Guard(os.path.join(self.directory, "guard"))
         with failing("The checkpoint store can't be opened"):
             if not os.path.exists(os.path.join(self.directory, "HEAD")):
                 self._create()
-            for swept in (self._pack_directory, os.path.join(self.directory, "big")):
+            for swept in (self.pack_directory, self.big_directory):
                 files.sweep(swept)
 
     def close(self) -> None:
@@ -137,34 +142,39 @@ class CheckpointStore:
         upper: LocalUpper,
         lower: LocalStorage,
         *,
-        message_id: str,
+        message_id: str | None = None,
         label: str = "",
         tool_call: str = "",
+        purpose: Purpose | None = None,
         epoch_ns: int | None,
         previous: Manifest | None = None,
         offline: bool = False,
         replace: bool = False,
         mapped: bool = False,
+        scanned: bool = False,
         budget: Budget | None = None,
     ) -> Checkpoint:
         """Take a checkpoint of an upper layer. Whoever calls holds the overlay's lock, or has its sandbox frozen.
 
-        `message_id` is any string of 1 to 256 characters, once per session unless `replace`. `epoch_ns` is as in
-        `take_bases`: None where nothing was mounted since `previous`, 0 where no new base can be known. `previous` is the
-        stat cache, and has the bases that stay: what `restore` returned if that came last, else the manifest of the
-        session's last checkpoint, as it is where None. `offline` says that the layer isn't mounted, so that directories and
-        files which their owner locked may be opened up for the moment. `mapped` says that a process shares a file's pages for
-        writing: since no time will tell of what it writes there next, no later scan relies on this one.
+        `message_id` is any string of 1 to 256 characters, once per session and step unless `replace`; None becomes `@`
+        and the checkpoint's number. `epoch_ns` is as in `take_bases`: None where nothing was mounted since `previous`,
+        0 where no new base can be known. `previous` is the stat cache, and has the bases that stay: what `restore` returned
+        if that came last, else the manifest of the session's last checkpoint, as it is where None. `offline` says that the
+        layer isn't mounted, so that directories and files which their owner locked may be opened up for the moment.
+        `mapped` says that a process shares a file's pages for writing: since no time will tell of what it writes there
+        next, no later scan relies on this one. `scanned` says that `previous` is what a scan has just found, under the same
+        lock, and whose contents are all here: it isn't scanned again.
 
         Returns and raises as `take_of`.
         """
-        layer = _DiskLayer(upper, lower, self._pack_directory, epoch_ns, offline, mapped, budget)
+        layer = _DiskLayer(upper, lower, self.pack_directory, epoch_ns, offline, mapped, scanned, budget)
         return self.take_of(
             session,
             layer,
             message_id=message_id,
             label=label,
             tool_call=tool_call,
+            purpose=purpose,
             previous=previous,
             replace=replace,
         )
@@ -174,57 +184,51 @@ class CheckpointStore:
         session: str,
         layer: Layer,
         *,
-        message_id: str,
+        message_id: str | None = None,
         label: str = "",
         tool_call: str = "",
+        purpose: Purpose | None = None,
         previous: Manifest | None = None,
         replace: bool = False,
     ) -> Checkpoint:
         """Take a checkpoint of any layer. Arguments as of `take`.
 
         The same tree as the last one makes no new commit: the checkpoint then has the last one's. Raises OptionsError for
-        an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt, and
-        checkpoint_failed where it can't be written, with all as it was before.
+        an impossible id, OverlayError (layer_unsupported), and CheckpointError: checkpoint_exists, store_corrupt,
+        checkpoint_raced where another process took one of this session meanwhile, and checkpoint_failed where it can't be
+        written, with all as it was before.
         """
-        if not 0 < len(message_id) <= _MAX_MESSAGE:
-            raise OptionsError(f"A message id has 1 to {_MAX_MESSAGE} characters.")
-        history = self._history(session)
-        with failing("The checkpoint couldn't be taken"):
-            rows = history.rows()
-            if not replace and any(row.message == message_id for row in rows):
-                raise CheckpointError(
-                    f"The session has a checkpoint '{message_id}' already.",
-                    code="checkpoint_exists",
-                    hint="Choose another id, or ask for the old one to be replaced.",
-                )
-            last = rows[-1] if rows else None
-            if previous is None and last is not None:
-                previous = self._manifest(last)
-            with PackWriter(self._pack_directory, self._packs.__contains__) as pack:
-                manifest = layer.manifest(_Contents(pack, self._side, self), previous)
-                tree_id = tree.build(manifest, pack.add)
-                row = Row(
-                    number=last.number + 1 if last else 1,
-                    message=message_id,
-                    commit=last.commit if last else "",
-                    parent=last.parent if last else "",
-                    label=label,
-                    tool_call=tool_call,
-                    created_ns=time.time_ns(),
-                    boot_id=manifest.boot_id,
-                    scanned_ns=manifest.scanned_ns,
-                )
-                if last is None or tree_id != objects.decode_commit(self._commit(bytes.fromhex(last.commit)))[0]:
-                    row = self._add_commit(pack, row, session, tree_id, rows)
-                pack.publish()
-                self._packs.refresh()
+        return self._add(session, message_id, label, tool_call, purpose or Purpose(), replace, layer.manifest, previous)
+
+    def name(
+        self,
+        session: str,
+        of: Checkpoint,
+        *,
+        message_id: str | None = None,
+        label: str = "",
+        purpose: Purpose | None = None,
+    ) -> Checkpoint:
+        """Another checkpoint of what `of` was taken of, also one of another session. Raises as `take`.
+
+        One of the kind `COMMAND` is never taken for what the upper layer holds.
+        """
+        manifest = of.manifest
+        return self._add(session, message_id, label, "", purpose or Purpose(), False, lambda sink, known: manifest)
+
+    def hold(self, session: str, manifest: Manifest) -> Checkpoint:
+        """Keep a manifest that is to be restored, whose contents are all here, until the session's next one is held.
+
+        It's in no history: only its commit names it. Raises as `take`.
+        """
+        with failing("The checkpoint couldn't be taken"), self._adding(), self._pack() as pack:
+            tree_id = tree.build(manifest, pack.add)
+            row = self._row(None, "held", "", "", Purpose(), manifest)
+            row = add_commit(pack, row, session, tree_id)
+            pack.publish()
+            self._packs.refresh()
             with self._lock():
-                now = history.rows()
-                if now[-1:] != rows[-1:]:
-                    raise CheckpointError(
-                        "Another process took a checkpoint of this session meanwhile.", hint="Take this one again."
-                    )
-                history.append(row)
+                self._history(session).hold(row.commit)
         self._remember(row.commit, manifest)
         return self._checkpoint(session, row)
 
@@ -232,33 +236,68 @@ class CheckpointStore:
     def adding(self) -> Iterator[Sink]:
         """Where contents go that no checkpoint has; they are kept from the end on. Raises CheckpointError
         (checkpoint_failed)."""
-        with (
-            failing("The checkpoint store can't be added to"),
-            PackWriter(self._pack_directory, self._packs.__contains__) as pack,
-        ):
+        with failing("The checkpoint store can't be added to"), self._adding(), self._pack() as pack:
             yield _Contents(pack, self._side, self)
             pack.publish()
             self._packs.refresh()
 
+    @property
+    def damage(self) -> dict[str, str]:
+        """What is wrong with each pack that can't be read, by its name. Raises OSError."""
+        self._packs.refresh()
+        return self._packs.damage
+
+    def tips(self) -> frozenset[str]:
+        """The commits from which all that is needed can be reached. Raises CheckpointError (store_corrupt), OSError."""
+        histories = [self._history(session) for session in self.sessions()]
+        return frozenset(tip for history in histories for tip in (history.tip(), history.held()) if tip)
+
+    def held(self, session: str) -> Checkpoint | None:
+        """What `hold` keeps for a session. Raises CheckpointError (store_corrupt), OSError."""
+        commit = self._history(session).held()
+        return self.get(commit) if commit else None
+
+    def release(self, session: str) -> None:
+        """Keep no more what `hold` kept. Raises OSError."""
+        with self._lock():
+            self._history(session).release()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Take something away: nobody adds to the store meanwhile. Raises OSError."""
+        with self._guard.alone():
+            yield
+        self._packs.refresh()
+        self._manifests.clear()
+
     def latest(self, session: str) -> Checkpoint | None:
         """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
-        rows = self._history(session).rows()
-        return self._checkpoint(session, rows[-1]) if rows else None
+        last = last_scanned(self._history(session).rows())
+        return self._checkpoint(session, last) if last is not None else None
+
+    def all(self, session: str) -> Sequence[Checkpoint]:
+        """Every checkpoint of a session, oldest first, also those that were replaced. Raises as `latest`."""
+        return [self._checkpoint(session, row) for row in self._history(session).rows()]
+
+    def all_readable(self, session: str) -> Sequence[Checkpoint]:
+        """As `all`, of a damaged store: those of which anything can be told. Raises OSError."""
+        return [self._checkpoint(session, row) for row in self._history(session).readable_rows()]
 
     def list(self, session: str) -> list[Checkpoint]:
         """A session's checkpoints, newest first, without those that were replaced. Raises as `latest`."""
         rows = self._history(session).rows()
-        last = {row.message: row.number for row in rows}
-        return [self._checkpoint(session, row) for row in reversed(rows) if last[row.message] == row.number]
+        last = {row.key: row.number for row in rows}
+        return [self._checkpoint(session, row) for row in reversed(rows) if last[row.key] == row.number]
 
-    def find(self, session: str, message_id: str) -> Checkpoint:
+    def find(self, session: str, message_id: str, step: int = 0) -> Checkpoint:
         """The checkpoint with a message id. Raises CheckpointError: checkpoint_not_found, store_corrupt; OSError."""
         rows = self._history(session).rows()
         for row in reversed(rows):
-            if row.message == message_id:
+            if row.key == (message_id, step):
                 return self._checkpoint(session, row)
+        which = f"'{message_id}'" if not step else f"'{message_id}', step {step}"
         raise CheckpointError(
-            f"The session has no checkpoint '{message_id}'.",
+            f"The session has no checkpoint {which}.",
             code="checkpoint_not_found",
             hint="'workbench log' lists those that there are.",
         )
@@ -286,6 +325,7 @@ class CheckpointStore:
         """The checkpoint that made a commit (40 hex digits). Raises as `find`."""
         if not _ID.match(commit):
             raise CheckpointError(f"'{commit}' isn't a checkpoint's commit.", code="checkpoint_not_found")
+        commit = self.called_now(commit)
         kind, data = self._packs.read(bytes.fromhex(commit))
         trailers: dict[str, object] = {}
         if kind == objects.COMMIT:
@@ -301,29 +341,16 @@ class CheckpointStore:
             )
         return self._checkpoint(session, row_of(commit, parent, trailers))
 
-    def has(self, blob: str) -> bool:
-        """Whether a manifest's blob is there. Raises OSError."""
-        if blob.startswith(side_store.PREFIX):
-            return self._side.has(blob)
-        return bytes.fromhex(blob) in self._packs
+    def called_now(self, commit: str) -> str:
+        """The id of a commit that had another one before its session was rewritten; any other's is its own."""
+        return self._moved.now(commit)
 
-    def read(self, blob: str) -> bytes:
-        """A manifest's blob, whole. Raises CheckpointError (store_corrupt) where it's missing or damaged, OSError."""
-        if blob.startswith(side_store.PREFIX):
-            with self._side.open(blob) as file:
-                return file.read()
-        return self._object(bytes.fromhex(blob), objects.BLOB)
-
-    def open(self, blob: str) -> BinaryIO:
-        """A manifest's blob as a stream; a big file isn't read into memory. Raises as `read`."""
-        if blob.startswith(side_store.PREFIX):
-            return self._side.open(blob)
-        return io.BytesIO(self.read(blob))
-
-    def size(self, blob: str) -> int:
-        """A blob's length in bytes. Raises as `read`."""
-        with self.open(blob) as file:
-            return file.seek(0, os.SEEK_END)
+    def trailers(self, checkpoint: Checkpoint) -> dict[str, object]:
+        """The trailers of a checkpoint, those of a line without a commit of its own, too."""
+        for row in self._history(checkpoint.session).readable_rows():
+            if row.number == checkpoint.number:
+                return trailers_of(row, checkpoint.session, "", [])
+        raise objects.corrupt(f"the checkpoint {checkpoint.message_id} is gone")
 
     def _create(self) -> None:
         for name in _DIRECTORIES:
@@ -343,16 +370,142 @@ class CheckpointStore:
         finally:
             os.close(fd)
 
-    def _add_commit(self, pack: PackWriter, row: Row, session: str, tree_id: bytes, rows: Sequence[Row]) -> Row:
-        """Add the commit of a new line; `rows` are those before. Returns the line with its commit in it."""
-        parent = rows[-1].commit if rows else ""
-        # Lines since the last commit that have none of their own.
-        also = [each for before, each in pairwise(rows) if before.commit == each.commit == parent]
-        trailers = trailers_of(row, session, rows[-1].message if rows else "", also)
-        subject = f"{row.message}: {row.label}" if row.label else row.message
-        seconds = row.created_ns // 1_000_000_000
-        data = objects.encode_commit(tree_id, bytes.fromhex(parent) or None, seconds, subject, trailers)
-        return dataclasses.replace(row, commit=pack.add(objects.COMMIT, data).hex(), parent=parent)
+    def rewrite(
+        self, session: str, keep: Callable[[Row], bool], change: Callable[[Manifest], Manifest] | None = None
+    ) -> int:
+        """Give a session another history: those of its lines that `keep` names, each with its manifest `change`d.
+
+        The last line always stays. Commits get other ids; `get` still finds what stays by the old ones. Returns how many
+        lines went. Raises CheckpointError: store_corrupt, checkpoint_failed; all is then as it was.
+        """
+        history = self._history(session)
+        with failing("The checkpoints couldn't be rewritten"), self._adding():
+            rows = history.rows()
+            if not rows:
+                return 0
+            kept, moved, last_tree = list[Row](), dict[str, str](), b""
+            with self._pack() as pack:
+                for row in rows:
+                    if row is not rows[-1] and not keep(row):
+                        continue
+                    tree_id = objects.decode_commit(self._commit(bytes.fromhex(row.commit)))[0]
+                    if change is not None:
+                        manifest = self._manifest(row)
+                        if (changed := change(manifest)) is not manifest:
+                            tree_id = tree.build(changed, pack.add)
+                    old = row.commit
+                    row = follow(pack, dataclasses.replace(row), session, tree_id, kept, last_tree)
+                    last_tree = tree_id
+                    kept.append(row)
+                    if row.commit != old:
+                        moved[old] = row.commit
+                pack.publish()
+                self._packs.refresh()
+            with self._lock():
+                if history.rows() != rows:
+                    raise raced()
+                self._moved.note(moved)
+                history.replace(kept)
+        self._manifests.clear()
+        return len(rows) - len(kept)
+
+    def adopt(self, session: str, checkpoints: Sequence[Checkpoint], source: CheckpointStore) -> None:
+        """Give a session that has no checkpoints here those of another store, oldest first, with all they hold.
+
+        `get` finds them by the ids that they had there. Raises CheckpointError: store_corrupt, checkpoint_failed.
+        """
+        with failing("The checkpoints couldn't be taken over"), self._adding():
+            rows, moved, last_tree = list[Row](), dict[str, str](), b""
+            with self._pack() as pack:
+                sink = _Contents(pack, self._side, self)
+                for checkpoint in checkpoints:
+                    manifest = checkpoint.manifest
+                    for blob in _blobs_of(manifest):
+                        _copy(blob, source, sink)
+                    tree_id = tree.build(manifest, pack.add)
+                    row = row_of(checkpoint.commit, None, source.trailers(checkpoint))
+                    row = follow(pack, row, session, tree_id, rows, last_tree)
+                    last_tree = tree_id
+                    rows.append(row)
+                    moved[checkpoint.commit] = row.commit
+                pack.publish()
+                self._packs.refresh()
+            if rows:
+                with self._lock():
+                    self._moved.note({old: new for old, new in moved.items() if old != new})
+                    self._history(session).replace(rows)
+
+    # Adding
+
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        """Add to the store: what it has by now stays until this is done."""
+        with self._guard.shared() as has_changed:
+            if has_changed:
+                # Something was taken away since, and mustn't be relied on.
+                self._packs.refresh()
+            yield
+
+    def _pack(self) -> PackWriter:
+        return PackWriter(self.pack_directory, self._packs.__contains__)
+
+    def _add(
+        self,
+        session: str,
+        message_id: str | None,
+        label: str,
+        tool_call: str,
+        purpose: Purpose,
+        replace: bool,
+        read: Callable[[Sink, Manifest | None], Manifest],
+        previous: Manifest | None = None,
+    ) -> Checkpoint:
+        if message_id is not None and not 0 < len(message_id) <= _MAX_MESSAGE:
+            raise OptionsError(f"A message id has 1 to {_MAX_MESSAGE} characters.")
+        history = self._history(session)
+        with failing("The checkpoint couldn't be taken"), self._adding():
+            rows = history.rows()
+            if not replace and message_id and any(row.key == (message_id, purpose.step) for row in rows):
+                raise CheckpointError(
+                    f"The session has a checkpoint '{message_id}' already.",
+                    code="checkpoint_exists",
+                    hint="Choose another id, or ask for the old one to be replaced.",
+                )
+            with self._pack() as pack:
+                scanned = last_scanned(rows)
+                known = self._manifest(scanned) if previous is None and scanned is not None else previous
+                manifest = read(_Contents(pack, self._side, self), known)
+                tree_id = tree.build(manifest, pack.add)
+                last = rows[-1] if rows else None
+                row = self._row(last, message_id or automatic_id(rows), label, tool_call, purpose, manifest)
+                last_tree = objects.decode_commit(self._commit(bytes.fromhex(last.commit)))[0] if last else b""
+                row = follow(pack, row, session, tree_id, rows, last_tree)
+                pack.publish()
+                self._packs.refresh()
+            with self._lock():
+                if history.rows()[-1:] != rows[-1:]:
+                    raise raced()
+                history.append(row)
+        self._remember(row.commit, manifest)
+        return self._checkpoint(session, row)
+
+    def _row(
+        self, last: Row | None, message_id: str, label: str, tool_call: str, purpose: Purpose, manifest: Manifest
+    ) -> Row:
+        return Row(
+            number=last.number + 1 if last else 1,
+            message=message_id,
+            commit="",
+            parent="",
+            label=label,
+            tool_call=tool_call,
+            created_ns=time.time_ns(),
+            boot_id=manifest.boot_id,
+            scanned_ns=manifest.scanned_ns,
+            **dataclasses.asdict(purpose),
+        )
+
+    # Reading
 
     def _history(self, session: str) -> History:
         if session not in self._histories:
@@ -369,6 +522,7 @@ class CheckpointStore:
             row.number,
             row.parent,
             row.tool_call,
+            Purpose(RowKind(row.kind), row.step, row.origin, row.goal, row.landed, row.repository),
             lambda: self._manifest(row),
         )
 
@@ -376,10 +530,10 @@ class CheckpointStore:
         manifest = self._manifests.get(row.commit)
         if manifest is None:
             tree_id, _, _ = objects.decode_commit(self._commit(bytes.fromhex(row.commit)))
-            found = objects.decode_tree(self._object(tree_id, objects.TREE)).get(tree.MANIFEST)
+            found = objects.decode_tree(self.object(tree_id, objects.TREE)).get(tree.MANIFEST)
             if found is None:
                 raise objects.corrupt(f"the checkpoint {row.commit} has no manifest")
-            manifest = manifest_format.from_bytes(self._object(found[1], objects.BLOB))
+            manifest = manifest_format.from_bytes(self.object(found[1], objects.BLOB))
             self._remember(row.commit, manifest)
         return dataclasses.replace(manifest, boot_id=row.boot_id, scanned_ns=row.scanned_ns)
 
@@ -390,19 +544,7 @@ class CheckpointStore:
             self._manifests.popitem(last=False)
 
     def _commit(self, oid: bytes) -> bytes:
-        return self._object(oid, objects.COMMIT)
-
-    def _object(self, oid: bytes, kind: int) -> bytes:
-        """An object that something in the store, or a manifest, says is there."""
-        try:
-            found, data = self._packs.read(oid)
-        except CheckpointError as error:
-            if error.code != "checkpoint_not_found":
-                raise
-            raise objects.corrupt(f"the object {oid.hex()} is missing") from error
-        if found != kind:
-            raise objects.corrupt(f"the object {oid.hex()} is of another kind")
-        return data
+        return self.object(oid, objects.COMMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,11 +557,15 @@ class _DiskLayer:
     epoch_ns: int | None
     offline: bool
     mapped: bool
+    scanned: bool
     budget: Budget | None
 
     def manifest(self, sink: Sink, previous: Manifest | None) -> Manifest:
-        boot, scanned_ns = boot_id(), 0 if self.mapped else self._clock()
-        entries = scan(self.upper, sink, boot_id=boot, previous=previous, offline=self.offline, budget=self.budget)
+        if self.scanned and previous is not None:
+            boot, scanned_ns, entries = previous.boot_id, previous.scanned_ns, previous.entries
+        else:
+            boot, scanned_ns = boot_id(), 0 if self.mapped else self._clock()
+            entries = scan(self.upper, sink, boot_id=boot, previous=previous, offline=self.offline, budget=self.budget)
         bases = take_bases(entries, self.upper, self.lower, sink, epoch_ns=self.epoch_ns, previous=previous)
         return Manifest(entries, bases, boot, scanned_ns)
 
@@ -445,3 +591,18 @@ class _Contents:
 
     def has(self, blob: str) -> bool:
         return self.store.has(blob)
+
+
+def _blobs_of(manifest: Manifest) -> set[str]:
+    entries = {entry.blob for entry in manifest.entries.values()}
+    return (entries | {base.blob for base in manifest.bases.values()}) - {""}
+
+
+def _copy(blob: str, source: CheckpointStore, sink: Sink) -> None:
+    if sink.has(blob) or not source.has(blob):
+        return
+    if blob.startswith(side_store.PREFIX):
+        with source.open(blob) as file:
+            sink.big(file.fileno())
+    else:
+        sink.blob(source.read(blob))

@@ -18,6 +18,7 @@ from workbench.cli.merge import merge
 from workbench.cli.prune import command as prune
 from workbench.cli.review import review
 from workbench.cli.sessions import sessions
+from workbench.cli.travel import checkpoint, fork, log, redo, rewind
 
 WORK, LOOK, DECIDE, TRAVEL, OTHERS = "Work", "Look", "Decide", "Travel", "Others"
 
@@ -40,12 +41,17 @@ app.command(rich_help_panel=LOOK)(status)
 app.command(rich_help_panel=LOOK)(diff)
 app.command(rich_help_panel=LOOK)(ls)
 app.command(rich_help_panel=LOOK)(sessions)
+app.command(rich_help_panel=LOOK)(log)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(review)
 app.command(rich_help_panel=DECIDE)(commit)
 app.command(rich_help_panel=DECIDE)(merge)
 app.command(rich_help_panel=DECIDE)(revert)
 app.command(rich_help_panel=DECIDE)(discard)
+app.command(rich_help_panel=TRAVEL)(checkpoint)
+app.command(rich_help_panel=TRAVEL)(rewind)
+app.command(rich_help_panel=TRAVEL)(redo)
+app.command(rich_help_panel=TRAVEL)(fork)
 app.command("prune", rich_help_panel=TRAVEL)(prune)
 app.add_typer(images, name="images", rich_help_panel=OTHERS)
 

@@ -20,6 +20,7 @@ from workbench.cli.options import (
     SessionOption,
     WorkspaceOption,
     included,
+    keep_small,
     run,
     terminal_name,
     workspace_path,
@@ -158,6 +159,7 @@ async def _commit(context: Context, wanted: _Wanted) -> bool:
             message=wanted.message,
             verify=wanted.verify,
         )
+        keep_small(workspace)
     if context.json:
         output.write_json(commit_report(landed))
     else:
@@ -315,6 +317,5 @@ async def _discard(context: Context, yes: bool, stop: bool) -> None:
     if context.json:
         output.write_json(discard_report(discarded))
     elif not context.quiet:
-        kept = f"checkpoint {discarded.checkpoint[:12]} keeps what the overlay held"
-        output.say(f"discarded {output.count(discarded.changes, 'change')}; {kept}")
+        output.say(f"discarded {output.count(discarded.changes, 'change')}; `workbench redo` takes that back")
         print_left(discarded.left.left)

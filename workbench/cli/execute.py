@@ -11,6 +11,7 @@ from typing import Annotated
 import anyio
 import typer
 
+from workbench import warm
 from workbench.cli import asked, job, output, terminal
 from workbench.cli.failure import exit_code_before, find_error
 from workbench.cli.options import (
@@ -22,6 +23,7 @@ from workbench.cli.options import (
     QuietOption,
     SessionOption,
     WorkspaceOption,
+    keep_small,
     run,
 )
 from workbench.cli.report import exec_report, failed_exec_report
@@ -78,6 +80,12 @@ def execute(
         str,
         typer.Option("--check", metavar="CMD", help="With --commit success: a shell command that must pass before."),
     ] = "",
+    checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoint/--no-checkpoint", metavar="", help="Whether to keep what was there before, to rewind to."
+        ),
+    ] = True,
     image: ImageOption = "",
     backend: BackendOption = "auto",
     workspace: WorkspaceOption = None,
@@ -103,7 +111,7 @@ def execute(
         raise typer.BadParameter("--check goes with --commit success.")
     then = Command(("sh", "-c", check)) if check else None
     land = partial(_land, context, then) if commit is Mode.SUCCESS else None
-    _run(context, SandboxOptions(backend=backend, image=image), wanted, land=land)
+    _run(context, SandboxOptions(backend=backend, image=image), wanted, checkpoint=checkpoint, land=land)
 
 
 def shell(
@@ -134,11 +142,17 @@ def _environment(named: list[str]) -> dict[str, str]:
 
 
 def _run(
-    context: Context, options: SandboxOptions, command: Command, *, is_shell: bool = False, land: _Land | None = None
+    context: Context,
+    options: SandboxOptions,
+    command: Command,
+    *,
+    is_shell: bool = False,
+    checkpoint: bool = True,
+    land: _Land | None = None,
 ) -> None:
     """Run to the end of the command and of this process, whose exit code is the command's."""
     try:
-        code = anyio.run(_execute, context, options, command, is_shell, land)
+        code = anyio.run(_execute, context, options, command, is_shell, checkpoint, land)
     except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
@@ -153,18 +167,22 @@ def _run(
 
 
 async def _execute(
-    context: Context, options: SandboxOptions, command: Command, is_shell: bool, land: _Land | None
+    context: Context, options: SandboxOptions, command: Command, is_shell: bool, checkpoint: bool, land: _Land | None
 ) -> int:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
         async with await workspace.sandbox(report) as client:
+            before = warm.NOTHING
+            if checkpoint:
+                before = await job.kept_before(workspace.keep_before_command, workspace.overlay_path)
             target = (await client.hello()).mounts[0].target
             located = asked.located(command, target, workspace.root, os.getcwdb())
             result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
+        name = "a shell" if is_shell else job.named(command.argv)
         landing = None
         if land is not None and not result.exit_code and not result.timed_out and not result.ended_by:
             landing = await land(workspace)
-        changes = await job.count(lambda: workspace.changes(may_stop=False), workspace.overlay_path)
+        changes = await job.count(lambda kept: workspace.changes_after(kept, name), workspace.overlay_path, before)
     if context.json:
         output.write_json(exec_report(result, asked.exit_code(result), changes, landing))
     else:
@@ -220,6 +238,7 @@ def stop(
 async def _stop(context: Context) -> None:
     async with context.open() as workspace:
         ended = await workspace.stop(force=True)
+        keep_small(workspace)
     if not context.quiet:
         output.say(f"stopped{_ended(ended)}")
 

@@ -6,6 +6,7 @@ Stands on the path of every warm command: it imports nothing heavy.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,26 +25,49 @@ from workbench.sandbox.connection import Job
 if TYPE_CHECKING:
     from workbench.review.changeset import ChangeSet
 
+_LONGEST_NAME = 100
 _INTERRUPT = b"\x03"
 _AT_ONCE_S = 1.0
 _PATIENCE_S = 0.5
 
 
-async def count(look: Callable[[], Awaitable[ChangeSet]], overlay_path: str) -> int | None:
+async def kept_before(take: Callable[[], Awaitable[str]], overlay_path: str) -> warm.Before:
+    """What the overlay holds, kept: by the last checkpoint where nothing changed since, else `take` takes one.
+
+    The command may run where none can be taken, which is said.
+    """
+    now, _, checkpoint = warm.counted(overlay_path)
+    try:
+        return warm.Before(now, checkpoint or await take())
+    except WorkbenchError as error:
+        output.error(error, as_json=False)
+        return warm.Before(now)
+
+
+async def count(
+    look: Callable[[str], Awaitable[ChangeSet]], overlay_path: str, before: warm.Before = warm.NOTHING
+) -> int | None:
     """How many changes the overlay holds, which `look` finds, remembered for as long as nothing in it changes.
 
-    None where that can't be told, which is said: the command has run, whatever it left.
+    `look` gets the commit of what was there before, where there's one and something changed. None where it can't be told,
+    which is said: the command has run, whatever it left.
     """
-    now, changes = warm.counted(overlay_path)
-    if changes is not None:
-        return changes
+    now, known, _ = warm.counted(overlay_path)
+    if known is not None:
+        return known
     try:
-        changes = len((await look()).shown)
+        changes = await look(before.checkpoint if now != before.signature else "")
     except WorkbenchError as error:
         output.error(error, as_json=False)
         return None
-    warm.note_counted(overlay_path, now, changes)
-    return changes
+    warm.note_counted(overlay_path, now, len(changes.shown), changes.checkpoint)
+    return len(changes.shown)
+
+
+def named(argv: tuple[str, ...]) -> str:
+    """A command on one line, as the log names it."""
+    line = shlex.join(argv)
+    return line if len(line) <= _LONGEST_NAME else f"{line[:_LONGEST_NAME]}…"
 
 
 async def run(client: KeeperClient, wanted: Command, *, as_json: bool, is_shell: bool = False) -> CommandResult:

@@ -22,6 +22,7 @@ from workbench.cli.options import (
 )
 from workbench.cli.places import inside
 from workbench.cli.report import diff_report, status_report
+from workbench.cli.travel import difference
 from workbench.errors import CommitError
 from workbench.protocol.records import ShownRecord
 from workbench.review import diff as rendering
@@ -123,6 +124,12 @@ def diff(
         bool, typer.Option("--accepted", metavar="", help="Only what `workbench review` accepted.")
     ] = False,
     include: IncludeOption = None,
+    old: Annotated[
+        str, typer.Option("--from", metavar="ID", help="Show instead what changed in the overlay since a checkpoint.")
+    ] = "",
+    new: Annotated[
+        str, typer.Option("--to", metavar="ID", help="With --from: up to this checkpoint, instead of to now.")
+    ] = "",
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
     json: JsonOption = False,
@@ -138,7 +145,14 @@ def diff(
     form = "digest" if digest_only else "stat" if stat else "name-status" if name_status else "patch"
     if accepted and include:
         raise typer.BadParameter("what was accepted is as it was reviewed: say --include to `workbench review`.")
-    found = run(_diff, context, only or [], form, accepted, include, context=context)
+    if new and not old:
+        raise typer.BadParameter("--to needs --from.")
+    if old:
+        if only or digest_only or accepted or include:
+            raise typer.BadParameter("--from goes with none of PATH, --digest-only, --accepted and --include.")
+        found = run(difference, context, old, new or None, form, context=context)
+    else:
+        found = run(_diff, context, only or [], form, accepted, include, context=context)
     if exit_code and found:
         raise typer.Exit(1)
 

@@ -98,7 +98,9 @@ class Context:
 
     def open(self, options: SandboxOptions | None = None) -> Workspace:
         """Open the workspace, and say what a crash had left to put right."""
-        opened = Workspace.open(workspace_path(self.workspace), session=self.session, options=options)
+        opened = Workspace.open(
+            workspace_path(self.workspace), session=self.session, options=options, report=output.say
+        )
         for sentence in opened.recovered:
             output.say(sentence)
         return opened
@@ -120,6 +122,14 @@ def run(function: Callable[..., Any], *args: Any, context: Context) -> Any:
     """Run an async command to its end; an error becomes its exit code, with the error on stderr (or as JSON)."""
     with failing(context.json):
         return anyio.run(partial(function, *args))
+
+
+def keep_small(workspace: Workspace) -> None:
+    """Put the checkpoints together where there are many; what went wrong with that is said, and no more than that."""
+    try:
+        workspace.keep_small_if_grown()
+    except WorkbenchError as error:
+        output.error(error, as_json=False)
 
 
 @contextmanager

@@ -84,9 +84,22 @@ def error(error: WorkbenchError, *, as_json: bool) -> None:
         print(f"  {_visible(error.hint)}", file=sys.stderr)
 
 
+def text(said: str) -> str:
+    """Somebody's text on one line of a terminal: control and deceiving characters made visible."""
+    return _visible(said).replace("\n", "^J").replace("\t", "^I")
+
+
 def write_json(report: Frozen) -> None:
     """A report on stdout; on a terminal, or one that isn't UTF-8, what isn't ASCII is escaped."""
-    text = report.model_dump_json()
+    _write_json(report.model_dump_json())
+
+
+def write_json_list(reports: Iterable[Frozen]) -> None:
+    """As `write_json`, a list of reports."""
+    _write_json(f"[{','.join(report.model_dump_json() for report in reports)}]")
+
+
+def _write_json(text: str) -> None:
     if sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
         text = json.dumps(json.loads(text), separators=(",", ":"))
     print(text)

@@ -1,8 +1,8 @@
 """The short way of `workbench exec` where a warm sandbox is there: what it needs, and no import more.
 
 The full command line costs several times what a warm command does, in imports alone. This understands only the plain
-form, `exec [-w DIR] [--session NAME] [-q] [-t|-T] [--] COMMAND...`; anything else, and whatever it isn't sure of, is
-left to the full one.
+form, `exec [-w DIR] [--session NAME] [-q] [-t|-T] [--no-checkpoint] [--] COMMAND...`; anything else, and whatever it isn't
+sure of, is left to the full one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _VALUES = {"-w": "workspace", "--workspace": "workspace", "--session": "session"}
 _FLAGS = {"-q": ("quiet", True), "--quiet": ("quiet", True), "-t": ("tty", True), "-T": ("tty", False)}
+_FLAGS["--no-checkpoint"] = ("checkpoint", False)
 _OTHERS = ("WORKBENCH_IMAGE", "WORKBENCH_BACKEND")
 
 
@@ -32,6 +33,7 @@ class _Wanted:
     session: str = "default"
     quiet: bool = False
     tty: bool | None = None
+    checkpoint: bool = True
 
 
 def run(arguments: list[str]) -> int | None:
@@ -89,14 +91,39 @@ def _run(wanted: _Wanted, command: Command, overlay: str, root: bytes) -> int | 
     if keeper is None:
         return None
     with keeper:
+        before = _kept_before(wanted, overlay, root)
         result = keeper.run(asked.located(command, keeper.target, root, os.getcwdb()))
-    _, changes = warm.counted(overlay)
+    _, changes, _ = warm.counted(overlay)
     if changes is None:
         import anyio
 
-        return anyio.run(_end, wanted, result, overlay, root)
+        return anyio.run(_end, wanted, result, overlay, root, before)
     asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
     return asked.exit_code(result)
+
+
+def _kept_before(wanted: _Wanted, overlay: str, root: bytes) -> warm.Before:
+    """What the overlay holds, kept: without an event loop where the last checkpoint has it."""
+    if not wanted.checkpoint:
+        return warm.NOTHING
+    now, _, checkpoint = warm.counted(overlay)
+    if checkpoint:
+        return warm.Before(now, checkpoint)
+    import anyio
+
+    return anyio.run(_keep, overlay, root, wanted.session)
+
+
+async def _keep(overlay: str, root: bytes, session: str) -> warm.Before:
+    from workbench.cli import job, output
+
+    async def take() -> str:
+        from workbench.workspace import Workspace
+
+        async with Workspace.open(root, session=session, report=output.say) as workspace:
+            return await workspace.keep_before_command()
+
+    return await job.kept_before(take, overlay)
 
 
 async def _run_with_tty(wanted: _Wanted, command: Command, overlay: str, root: bytes) -> int | None:
@@ -107,21 +134,22 @@ async def _run_with_tty(wanted: _Wanted, command: Command, overlay: str, root: b
     if client is None:
         return None
     async with client:
+        before = await _keep(overlay, root, wanted.session) if wanted.checkpoint else warm.NOTHING
         command = asked.located(command, (await client.hello()).mounts[0].target, root, os.getcwdb())
         result = await job.run(client, command, as_json=False)
-    return await _end(wanted, result, overlay, root)
+    return await _end(wanted, result, overlay, root, before)
 
 
-async def _end(wanted: _Wanted, result: CommandResult, overlay: str, root: bytes) -> int:
-    from workbench.cli import asked, job
+async def _end(wanted: _Wanted, result: CommandResult, overlay: str, root: bytes, before: warm.Before) -> int:
+    from workbench.cli import asked, job, output
 
-    async def look() -> ChangeSet:
+    async def look(kept: str) -> ChangeSet:
         from workbench.workspace import Workspace
 
-        async with Workspace.open(root, session=wanted.session) as workspace:
-            return await workspace.changes(may_stop=False)
+        async with Workspace.open(root, session=wanted.session, report=output.say) as workspace:
+            return await workspace.changes_after(kept, job.named(wanted.argv))
 
-    changes = await job.count(look, overlay)
+    changes = await job.count(look, overlay, before)
     asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
     return asked.exit_code(result)
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
+from workbench.checkpoints.store import Checkpoint
+from workbench.checkpoints.upkeep import Verified
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import CommandResult
+from workbench.protocol.records import AuditRecord
 from workbench.protocol.reports import (
+    AuditReport,
     BranchReport,
+    ChainReport,
     ChangeReport,
+    CheckpointReport,
     CommitReport,
     DiffReport,
     DiscardReport,
     ExecReport,
     HunkReport,
+    LandedReport,
     LeftReport,
     MergeReport,
     PathReport,
@@ -21,21 +29,26 @@ from workbench.protocol.reports import (
     ReviewedChangeReport,
     ReviewedHunkReport,
     ReviewReport,
+    RewindReport,
     SandboxReport,
     StatusReport,
     UnmergedReport,
+    VerifyReport,
     text,
 )
 from workbench.review import diff
+from workbench.review.audit import Verified as AuditVerified
 from workbench.review.branch import Branch
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath, State
 from workbench.review.decisions import Review
 from workbench.review.hunks import NamedHunk, named_hunks
 from workbench.review.landed import Committed
+from workbench.review.log import LogEntry
 from workbench.review.merge import Merge
 from workbench.review.order import group_of, in_order
-from workbench.vfs.storage import Kind
-from workbench.workspace import Discarded, Landed, Workspace, WorkspaceStatus
+from workbench.timeline import Preview
+from workbench.vfs.storage import Kind, Storage
+from workbench.workspace import Discarded, Landed, Travelled, Workspace, WorkspaceStatus
 
 _TYPE_BITS = {Kind.FILE: 0o100000, Kind.SYMLINK: 0o120000, Kind.DIR: 0o040000}
 
@@ -65,9 +78,90 @@ def diff_report(workspace: Workspace, changes: ChangeSet, shown: Iterable[Change
     """The report of `workbench diff`: the digest of the whole change set, and the changes that were asked for."""
     return DiffReport(
         digest=changes.digest,
-        changes=tuple(_change(workspace, change) for change in shown),
+        changes=tuple(_change(workspace.lower, workspace.store, change) for change in shown),
         left=_left(changes.left),
     )
+
+
+def preview_report(preview: Preview, shown: Iterable[Change]) -> DiffReport:
+    """The report of a difference that can't land as it is: it has no digest."""
+    return DiffReport(digest="", changes=tuple(_change(preview.old, preview.new, change) for change in shown))
+
+
+def checkpoint_report(checkpoint: Checkpoint) -> CheckpointReport:
+    """One checkpoint, without what it changed."""
+    return CheckpointReport(
+        message_id=checkpoint.message_id,
+        created_at=_time(checkpoint.created_at),
+        label=checkpoint.label,
+        kind=checkpoint.purpose.kind.value,
+        session=checkpoint.session,
+        number=checkpoint.number,
+        step=checkpoint.purpose.step,
+        commit=checkpoint.commit,
+        landed=checkpoint.purpose.landed or None,
+    )
+
+
+def entry_report(entry: LogEntry) -> CheckpointReport:
+    """An entry of `workbench log`."""
+    found = {
+        "changes": entry.changes,
+        "added": entry.added,
+        "modified": entry.modified,
+        "removed": entry.removed,
+        "steps": tuple(map(checkpoint_report, entry.steps)),
+        "left": entry.is_left,
+        "forks": entry.forks,
+    }
+    return checkpoint_report(entry.checkpoint).model_copy(update=found)
+
+
+def landed_report(committed: Committed, messages: Iterable[str]) -> LandedReport:
+    """An entry of `workbench log --commits`; `messages` are those that led to it."""
+    return LandedReport(
+        commit_id=committed.commit_id,
+        created_at=_time(committed.created_ns),
+        session=committed.session,
+        digest=committed.digest,
+        checkpoint=committed.checkpoint,
+        changes=sum(not change.implied for change in committed.changes),
+        landed=_paths(committed.landed),
+        messages=tuple(messages),
+    )
+
+
+def audit_report(record: AuditRecord) -> AuditReport:
+    """An entry of `workbench log --audit`."""
+    return AuditReport(at=_time(record.at_ns), **record.model_dump(exclude={"version", "at_ns", "previous"}))
+
+
+def chain_report(verified: AuditVerified) -> ChainReport:
+    """The report of `workbench log --audit --verify`."""
+    return ChainReport(lines=verified.lines, last=verified.last, wrong=verified.wrong, why=verified.why)
+
+
+def rewind_report(travelled: Travelled) -> RewindReport:
+    """The report of `workbench rewind` and `workbench redo`."""
+    journey = travelled.journey
+    return RewindReport(
+        removed=_paths(journey.removed),
+        restored=_paths(journey.restored),
+        ended_processes=travelled.ended_processes,
+        before=journey.before,
+        left=_paths(journey.left),
+        without_repository=journey.without_repository,
+    )
+
+
+def verify_report(found: Verified) -> VerifyReport:
+    """The report of `workbench checkpoint --verify`."""
+    broken = tuple({"session": session, "message_id": message, "why": why} for session, message, why in found.broken)
+    return VerifyReport(whole=found.whole, broken=broken, damage=found.damage)
+
+
+def _time(ns: int) -> str:
+    return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
@@ -177,7 +271,7 @@ def _reviewed(workspace: Workspace, review: Review, change: Change) -> ReviewedC
         fields = dict(_hunk(hunk))
         return ReviewedHunkReport(**fields, accepted=decided(hunk), parts=tuple(map(told, hunk.parts)))
 
-    fields = dict(_change(workspace, change, with_hunks=False))
+    fields = dict(_change(workspace.lower, workspace.store, change, with_hunks=False))
     hunks = named_hunks(change, workspace.lower, workspace.store)
     return ReviewedChangeReport(
         **{**fields, "hunks": tuple(map(told, hunks))},
@@ -186,10 +280,10 @@ def _reviewed(workspace: Workspace, review: Review, change: Change) -> ReviewedC
     )
 
 
-def _change(workspace: Workspace, change: Change, *, with_hunks: bool = True) -> ChangeReport:
+def _change(old: Storage, new: diff.Contents, change: Change, *, with_hunks: bool = True) -> ChangeReport:
     named = PathReport.of(change.path)
-    binary = diff.is_binary(change, workspace.lower, workspace.store)
-    hunks = () if binary or not with_hunks else named_hunks(change, workspace.lower, workspace.store)
+    binary = diff.is_binary(change, old, new)
+    hunks = () if binary or not with_hunks else named_hunks(change, old, new)
     return ChangeReport(
         path=named.path,
         path_bytes=named.path_bytes,

@@ -145,3 +145,21 @@ class MergeRecord(Frozen):
 
     version: int = 1
     marked: tuple[bytes, ...] = ()
+
+
+class JourneyRecord(Frozen):
+    """`journey.json`: the upper layer is on its way to another state, and this is what brings it there.
+
+    `kind` is a `RowKind`. `target` is the commit of the checkpoint that it's to be equal to, `origin` that of what was
+    there before. `goal` and `landed` as in `Purpose`. `git` as of a linked worktree's git directory: the commit of what it's to
+    hold, empty for nothing, None to leave it alone.
+    """
+
+    version: int = 1
+    kind: str
+    target: str
+    origin: str
+    label: str
+    goal: str = ""
+    landed: str = ""
+    git: str | None = None

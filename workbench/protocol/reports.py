@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from workbench.protocol.records import Frozen
 
@@ -192,6 +192,111 @@ class DiscardReport(Frozen):
     checkpoint: str
     left: tuple[LeftReport, ...] = ()
     ended_processes: int = 0
+
+
+class CheckpointReport(Frozen):
+    """One checkpoint: `workbench checkpoint --json`, and an entry of `workbench log --json`.
+
+    `created_at` is a time of RFC 3339 in UTC. `changes` counts the paths that a command changed, of any other kind those
+    that differ from the entry before it, of which `added` are new and `removed` gone. `kind` is `message`, `command`
+    (what was there before one), `before` (before a rewind, redo or discard), `rewind`, `redo`, `discard`, `fork` or
+    `landed` (after the commit `landed`). `steps` are those of its message. `left` says that a rewind went back behind it,
+    `forks` names the sessions that began there.
+    """
+
+    message_id: str
+    created_at: str
+    label: str
+    changes: int = 0
+    added: int = 0
+    modified: int = 0
+    removed: int = 0
+    kind: str = "message"
+    session: str = ""
+    number: int = 0
+    step: int = 0
+    commit: str = ""
+    landed: str | None = None
+    steps: tuple[CheckpointReport, ...] = ()
+    left: bool = False
+    forks: tuple[str, ...] = ()
+
+
+class LandedReport(Frozen):
+    """An entry of `workbench log --commits --json`: a commit that landed, newest first."""
+
+    commit_id: str
+    created_at: str
+    session: str
+    digest: str
+    checkpoint: str
+    changes: int
+    landed: tuple[PathReport, ...]
+    messages: tuple[str, ...] = ()
+
+
+class AuditReport(Frozen):
+    """An entry of `workbench log --audit --json`, newest first: who did what, when, to how many changes of each kind.
+
+    `code` is that of the error of a refusal; `commit_id` is the commit's, of a branch git's.
+    """
+
+    at: str
+    uid: int
+    user: str
+    action: str
+    session: str
+    digest: str
+    commit_id: str
+    code: str
+    message: str
+    counts: dict[str, int]
+
+
+class ChainReport(Frozen):
+    """`workbench log --audit --verify --json`: `lines` follow from each other, `last` is the hash of the last of them.
+
+    `wrong` is the first line (from 1) that isn't what was written there, 0 where none is, and `why` says how it shows.
+    """
+
+    version: int = 1
+    lines: int
+    last: str
+    wrong: int
+    why: str
+
+
+class RewindReport(Frozen):
+    """`workbench rewind --json` and `workbench redo --json`.
+
+    `removed` is gone, `restored` is what it was. `before` is the id of what was there before. `left` stays as a person
+    made it after a commit; with `without_repository` so does the real repository, which moved on.
+    """
+
+    version: int = 1
+    removed: tuple[PathReport, ...]
+    restored: tuple[PathReport, ...]
+    ended_processes: int
+    before: str
+    left: tuple[PathReport, ...] = ()
+    without_repository: bool = False
+
+
+class ForkReport(Frozen):
+    """`workbench fork --json`."""
+
+    version: int = 1
+    session: str
+    message_id: str
+
+
+class VerifyReport(Frozen):
+    """`workbench checkpoint --verify --json`: how many checkpoints are whole, and which ones aren't, and why."""
+
+    version: int = 1
+    whole: int
+    broken: tuple[dict[str, str], ...] = ()
+    damage: dict[str, str] = Field(default_factory=dict)
 
 
 class ExecReport(Frozen):

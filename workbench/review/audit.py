@@ -13,7 +13,8 @@ import getpass
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -53,16 +54,12 @@ class AuditLog:
         commit_id: str = "",
         code: str = "",
         message: str = "",
-        changes: Iterable[Change] = (),
+        counts: Mapping[str, int] | None = None,
     ) -> None:
         """Add a line; it's on disk when this returns. Raises OSError.
 
         `action` is `commit`, `revert`, `branch`, `refusal`, `discard`, `rewind` or `redo`; `code` is an error's.
         """
-        counts: dict[str, int] = {}
-        for change in changes:
-            if not change.implied:
-                counts[change.kind.value] = counts.get(change.kind.value, 0) + 1
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(self._path, flags, 0o600)
         with open(fd, "r+b", buffering=0) as file:
@@ -78,7 +75,7 @@ class AuditLog:
                 commit_id=commit_id,
                 code=code,
                 message=message,
-                counts=counts,
+                counts=dict(counts or {}),
                 previous=_hash(last) if last else _FIRST,
             )
             file.write(record.model_dump_json().encode() + b"\n")
@@ -115,6 +112,11 @@ class AuditLog:
             return
         with file:
             yield from (line for line in file if line.endswith(b"\n"))
+
+
+def counted(changes: Iterable[Change]) -> dict[str, int]:
+    """How many changes there are of each kind, those that a listing shows."""
+    return dict(Counter(change.kind.value for change in changes if not change.implied))
 
 
 def _last_line(fd: int) -> bytes:

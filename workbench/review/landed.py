@@ -142,13 +142,22 @@ def load(commits_dir: str, commit_id: str) -> Committed:
         ) from error
 
 
+def all_landed(commits_dir: str) -> list[Committed]:
+    """All commits that landed, newest first. Raises OSError, StateError (state_corrupt)."""
+    names = os.listdir(commits_dir) if os.path.isdir(commits_dir) else []
+    landed = [
+        load(commits_dir, name)
+        for name in names
+        if not name.startswith(".") and os.path.exists(os.path.join(commits_dir, name, _LANDED))
+    ]
+    return sorted(landed, key=lambda committed: committed.created_ns, reverse=True)
+
+
 def find(commits_dir: str, session: str, digest: str) -> Committed | None:
     """The newest commit of a session that landed under a digest. Raises OSError, StateError (state_corrupt)."""
-    for name in sorted(os.listdir(commits_dir), reverse=True) if os.path.isdir(commits_dir) else ():
-        if not name.startswith(".") and os.path.exists(os.path.join(commits_dir, name, _LANDED)):
-            committed = load(commits_dir, name)
-            if (committed.session, committed.digest) == (session, digest):
-                return committed
+    for committed in all_landed(commits_dir):
+        if (committed.session, committed.digest) == (session, digest):
+            return committed
     return None
 
 

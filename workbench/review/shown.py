@@ -74,6 +74,10 @@ class ShownDigests:
                 return record
         return None
 
+    def checkpoints(self) -> list[str]:
+        """The commits of the checkpoints that they stand for: what may still be landed."""
+        return [record.checkpoint for record in self._newest_first()]
+
     def clear(self) -> None:
         """Forget them all: what they stood for is landed or gone."""
         for record in self._newest_first():

@@ -1,0 +1,333 @@
+"""Keeping a store small and whole: retention, purging, collecting what nobody needs, checking, starting afresh.
+
+Nothing here is on the way of a checkpoint or a rewind, and what takes long is done beside those who add: only moving
+references and removing what was replaced excludes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from workbench.checkpoints import files, git, side_store
+from workbench.checkpoints.history import Row, RowKind
+from workbench.checkpoints.manifest import Manifest
+from workbench.checkpoints.store import Checkpoint, CheckpointStore
+from workbench.checkpoints.system import failing
+from workbench.errors import CheckpointError, OptionsError
+from workbench.vfs import paths, syscalls
+
+MANY_PACKS = 64
+"""Each checkpoint makes a pack; beyond so many, looking for an object takes longer than collecting them."""
+
+_DAY_NS = 86_400_000_000_000
+_MAKES_SENSE_OF = (RowKind.LANDED, RowKind.FORK, RowKind.REWIND, RowKind.REDO, RowKind.DISCARD)
+"""What going back goes by: the commits on the way, the levels of redo, the session before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of one session's checkpoints to keep.
+
+    `count` is of those that a listing shows, `days` their age, `size` the bytes of all contents that they alone hold,
+    uncompressed. What is newest stays first; steps of a message go before messages. The last checkpoint always stays.
+    """
+
+    count: int = 1000
+    days: float = 90
+    size: int = 8 << 30
+
+
+def retain(store: CheckpointStore, session: str, policy: Retention, needed: Iterable[str] = ()) -> int:
+    """Drop what a session has beyond its retention, but for the commits `needed`; how many checkpoints went.
+
+    Raises CheckpointError, OSError.
+    """
+    checkpoints = store.list(session)
+    points = {store.called_now(commit) for commit in needed}
+    oldest_ns = time.time_ns() - int(policy.days * _DAY_NS)
+    kept: set[int] = set()
+    seen: set[str] = set()
+    size = 0
+    # What has to stay, then messages before their steps: of each, the newest first.
+    order = sorted(
+        checkpoints,
+        key=lambda each: (
+            each.commit not in points and each is not checkpoints[0],
+            bool(each.purpose.step),
+            -each.number,
+        ),
+    )
+    for checkpoint in order:
+        stays = checkpoint.commit in points or checkpoint is checkpoints[0]
+        if not stays and (
+            len(kept) >= policy.count
+            or size > policy.size
+            or checkpoint.created_at < oldest_ns
+            or checkpoint.purpose.kind is RowKind.UPKEEP
+        ):
+            continue
+        added = {entry.blob: entry.size for entry in checkpoint.manifest.entries.values() if entry.blob}
+        size += sum(added[blob] for blob in added.keys() - seen)
+        if stays or size <= policy.size:
+            seen |= added.keys()
+            kept.add(checkpoint.number)
+    oldest = min(kept, default=0)
+
+    def keep(row: Row) -> bool:
+        return row.number in kept or (row.number > oldest and RowKind(row.kind) in _MAKES_SENSE_OF)
+
+    return store.rewrite(session, keep)
+
+
+def drop(store: CheckpointStore, session: str, checkpoint: Checkpoint) -> None:
+    """Drop one checkpoint of a session. Raises CheckpointError (checkpoint_failed) where it's needed, OSError."""
+    latest = store.latest(session)
+    needed = checkpoint.purpose.kind in _MAKES_SENSE_OF or (latest is not None and latest.number == checkpoint.number)
+    if checkpoint.session != session or needed:
+        raise CheckpointError(
+            f"The checkpoint '{checkpoint.message_id}' is needed to go back from here, so it can't be dropped.",
+            hint="`workbench checkpoint` first, where it's the last one; what it holds goes with --purge PATH.",
+        )
+    store.rewrite(session, lambda row: row.number != checkpoint.number)
+
+
+def purge(store: CheckpointStore, path: bytes) -> int:
+    """Take a path, and all that is below it, out of every checkpoint of every session; how many held it.
+
+    What the overlays hold now isn't touched. A collection follows, so that the contents are gone from the store, unless
+    another path has the same. Raises OptionsError for an impossible path, CheckpointError, OSError.
+    """
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if not parts or b".." in parts:
+        raise OptionsError(f"'{paths.display(path)}' names nothing to purge.", hint="Name a path below the root.")
+    path = b"/".join(parts)
+    held = 0
+    for session in store.sessions():
+
+        def without(manifest: Manifest) -> Manifest:
+            nonlocal held
+            if not any(_is_at(each, path) for each in (*manifest.entries, *manifest.bases)):
+                return manifest
+            held += 1
+            entries = {each: entry for each, entry in manifest.entries.items() if not _is_at(each, path)}
+            # What the real workspace had there may be the very secret: that something was there is all that stays.
+            bases = {
+                each: replace(base, blob="") if _is_at(each, path) else base for each, base in manifest.bases.items()
+            }
+            return manifest.with_entries(entries, bases)
+
+        store.rewrite(session, lambda row: True, without)
+    collect(store)
+    return held
+
+
+def _is_at(path: bytes, top: bytes) -> bool:
+    return path == top or paths.is_below(path, top)
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection did: the store's bytes before and after it."""
+
+    before: int
+    after: int
+
+
+def wants_collection(store: CheckpointStore) -> bool:
+    """Whether there are so many packs that collecting them pays. Costs listing a directory."""
+    return git.is_there() and len(_packs(store)) > MANY_PACKS
+
+
+def collect(store: CheckpointStore) -> Collected:
+    """Put all that checkpoints need into one pack, and remove the rest, while others go on adding.
+
+    Raises CheckpointError: checkpoint_failed where the disk has no room for both or there's no git, with all as it was;
+    store_corrupt where something that is needed is missing. OSError.
+    """
+    with failing("The checkpoint store couldn't be packed together"), _one_at_a_time(store):
+        old, before = _packs(store), disk_bytes(store)
+        _require_room(store, old)
+        tips = store.tips()
+        made = {_pack(store, tips, ())} if tips else set()
+        big = _Big(store)
+        with store.alone():
+            now = store.tips()
+            if now != tips:
+                # What was added since may rely on what only an old pack has.
+                made.add(_pack(store, now, tips))
+            _remove_packs(store, old - made)
+            big.remove_unneeded()
+        return Collected(before, disk_bytes(store))
+
+
+@contextlib.contextmanager
+def _one_at_a_time(store: CheckpointStore) -> Iterator[None]:
+    """Collect while nobody else does; the kernel frees a killed holder's lock."""
+    fd = os.open(os.path.join(store.directory, "collecting"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _pack(store: CheckpointStore, wanted: frozenset[str], known: Iterable[str]) -> str:
+    names = "".join([*(f"{tip}\n" for tip in sorted(wanted)), *(f"^{tip}\n" for tip in sorted(known))])
+    place = os.path.join(store.pack_directory, "pack")
+    # Beyond git's usual 10: a manifest is nearest to the one before it, and those lie as far apart as a checkpoint is long.
+    options = ("--revs", "--delta-base-offset", "--window=50", "--depth=50", "-q")
+    name = git.run(store.directory, "pack-objects", *options, place, stdin=names.encode()).decode().strip()
+    return f"pack-{name}"
+
+
+def _require_room(store: CheckpointStore, packs: Iterable[str]) -> None:
+    needed = sum(os.path.getsize(os.path.join(store.pack_directory, f"{name}.pack")) for name in packs)
+    status = os.statvfs(store.directory)
+    if status.f_bavail * status.f_frsize < needed + (16 << 20):
+        raise CheckpointError(
+            "There's no room on the disk to pack the checkpoint store together: that takes its size again for a while.",
+            hint="Free disk space, or drop whole sessions with `workbench prune`.",
+        )
+
+
+def _packs(store: CheckpointStore) -> set[str]:
+    return {
+        name[:-4] for name in os.listdir(store.pack_directory) if name.startswith("pack-") and name.endswith(".idx")
+    }
+
+
+def _remove_packs(store: CheckpointStore, names: Iterable[str]) -> None:
+    for name in names:
+        # Readers look for indexes: a pack without one isn't there.
+        for ending in ("idx", "rev", "pack"):
+            path = os.path.join(store.pack_directory, f"{name}.{ending}")
+            if os.path.exists(path):
+                os.unlink(path)
+
+
+class _Big:
+    """The big files of a store, and which of them its checkpoints need: looked at beside others who add."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._known: set[str] = set()
+        self._unneeded = {name for name in os.listdir(store.big_directory) if not name.startswith(files.PREFIX)}
+        self._look()
+
+    def remove_unneeded(self) -> None:
+        """Remove what nobody needs, also of the checkpoints that were added since; needs the store alone."""
+        self._look()
+        for name in self._unneeded:
+            os.unlink(os.path.join(self._store.big_directory, name))
+
+    def _look(self) -> None:
+        if self._unneeded:
+            for checkpoint in _commits(self._store):
+                if checkpoint.commit not in self._known:
+                    self._known.add(checkpoint.commit)
+                    blobs = (entry.blob for entry in checkpoint.manifest.entries.values())
+                    self._unneeded -= {blob.removeprefix(side_store.PREFIX) for blob in blobs}
+
+
+def _commits(store: CheckpointStore) -> Iterable[Checkpoint]:
+    for session in store.sessions():
+        yield from {each.commit: each for each in store.all(session)}.values()
+        held = store.held(session)
+        if held is not None:
+            yield held
+
+
+def disk_bytes(store: CheckpointStore) -> int:
+    """What the contents of all checkpoints take on the disk. Raises OSError."""
+    total = 0
+    for place in (store.pack_directory, store.big_directory):
+        for name in os.listdir(place):
+            # Others go on adding meanwhile, and their temporary files come and go.
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(place, name), follow_symlinks=False).st_blocks * 512
+    return total
+
+
+@dataclass(slots=True)
+class Verified:
+    """What a check found: `whole` checkpoints can be restored, `broken` ones (session, id, why) can't, `damage` is what is
+    wrong with packs by name."""
+
+    whole: int = 0
+    broken: list[tuple[str, str, str]] = field(default_factory=list)
+    damage: dict[str, str] = field(default_factory=dict)
+
+
+def verify(store: CheckpointStore) -> Verified:
+    """Read every content of every checkpoint, and compare it with its id. Raises OSError."""
+    found = Verified()
+    for session in store.sessions():
+        _verify_session(store, session, _checked(store), found)
+    found.damage = store.damage
+    return found
+
+
+def _checked(store: CheckpointStore) -> Callable[[str], str]:
+    """What is wrong with a blob, empty where nothing is; each is read once."""
+    known: dict[str, str] = {}
+
+    def problem(blob: str) -> str:
+        if blob not in known:
+            try:
+                store.check(blob)
+                known[blob] = ""
+            except CheckpointError as error:
+                known[blob] = error.message
+        return known[blob]
+
+    return problem
+
+
+def _verify_session(
+    store: CheckpointStore, session: str, problem: Callable[[str], str], found: Verified
+) -> list[Checkpoint]:
+    """The whole checkpoints of a session, oldest first; `found` hears of all."""
+    whole = []
+    for checkpoint in store.all_readable(session):
+        try:
+            blobs = {entry.blob for entry in checkpoint.manifest.entries.values() if entry.blob}
+        except CheckpointError as error:
+            found.broken.append((session, checkpoint.message_id, error.message))
+            continue
+        why = next((said for blob in sorted(blobs) if (said := problem(blob))), "")
+        if why:
+            found.broken.append((session, checkpoint.message_id, why))
+        else:
+            found.whole += 1
+            whole.append(checkpoint)
+    return whole
+
+
+def start_afresh(store: CheckpointStore) -> tuple[str, Verified]:
+    """Set a damaged store aside, and go on in a fresh one with all of its checkpoints that are whole.
+
+    Returns where the old one is now, and what was found in it. Raises CheckpointError, OSError.
+    """
+    with failing("The damaged checkpoint store couldn't be set aside"), store.alone():
+        number = 1
+        while os.path.lexists(aside := f"{store.directory}.damaged-{number}"):
+            number += 1
+        found = Verified()
+        with CheckpointStore(aside) as fresh:
+            for session in store.sessions():
+                fresh.adopt(session, _verify_session(store, session, _checked(store), found), store)
+            found.damage = store.damage
+        base, name = os.path.split(os.fsencode(store.directory))
+        base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # In one step: whoever waits for the old one's guard finds the fresh one in its place.
+            beside = os.path.basename(os.fsencode(aside))
+            syscalls.renameat2(base_fd, beside, base_fd, name, syscalls.RENAME_EXCHANGE)
+        finally:
+            os.close(base_fd)
+    return aside, found
