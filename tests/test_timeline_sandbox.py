@@ -141,7 +141,7 @@ def test_what_runs_is_ended_and_said_but_a_shell_only_when_told(bench: Bench) ->
     running.at("running")
     said = rewind(bench, "start")
     running.wait()
-    assert said.ended_processes == 1
+    assert len(said.ended) == 1
     assert b"f" not in view(bench)
 
     async def with_shell(workspace: Workspace) -> None:

@@ -32,6 +32,7 @@ from workbench.review import repository
 from workbench.sandbox import filesystems, images, leftovers
 from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.facts import KeeperInfo
 from workbench.sandbox.probe import pick
 from workbench.sandbox.targets import target_for
 from workbench.state import StateDirectory, WorkspaceDirectory
@@ -56,14 +57,14 @@ class SandboxOptions:
     """How a sandbox is made.
 
     `backend` is `auto`, `docker` or `namespace`; what a session had first stays, unless it's named. `image` empty is
-    the session's, else the default one. `environment` is added to what commands get. `idle_seconds` is how long a
-    sandbox without commands stays.
+    the session's, else the default one. `environment` is added to what commands get. `limits` None are those of the warm
+    sandbox, else the default ones. `idle_seconds` is how long a sandbox without commands stays.
     """
 
     backend: str = "auto"
     image: str = ""
     environment: dict[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits | None = None
     idle_seconds: float = 600
     runtime: str = ""
 
@@ -91,10 +92,14 @@ class Mounting:
 
     # Starting
 
-    def fits(self, backend: str, image: str) -> bool:
-        """Whether a sandbox of this backend and image is one that the options ask for."""
+    def fits(self, sandbox: KeeperInfo) -> bool:
+        """Whether a sandbox is one that the options ask for: by its backend, its image and its limits."""
         wanted = self.options
-        return wanted.backend in ("auto", backend) and (not wanted.image or images.reference(wanted.image) == image)
+        return (
+            wanted.backend in ("auto", sandbox.backend)
+            and (not wanted.image or images.reference(wanted.image) == sandbox.image)
+            and wanted.limits in (None, sandbox.limits)
+        )
 
     async def start(self, report: Report, before: Callable[[], None]) -> KeeperClient:
         """A sandbox over the overlay, started unless another process has just done so.
@@ -164,6 +169,8 @@ class Mounting:
         if common := repository.common_directory(self._directory.root, self._lower):
             mounts.append(self._git_mount(common))
         uid, gid, groups = _who(self._directory.root)
+        limits = self.options.limits or Limits()
+        limits.check()
         return SandboxSpec(
             backend="auto",
             image=image,
@@ -172,7 +179,7 @@ class Mounting:
             gid=gid,
             groups=groups,
             environment=self._environment(),
-            limits=self.options.limits,
+            limits=limits,
             labels={leftovers.STATE_LABEL: self._state.id, leftovers.OVERLAY_LABEL: self._overlay.path},
             idle_seconds=self.options.idle_seconds,
             runtime=self.options.runtime,

@@ -46,6 +46,9 @@ from workbench.review.revert import inverted
 from workbench.review.shown import ShownDigests
 from workbench.reviewing import Reviewing
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.facts import JobFacts
+from workbench.sandbox.job import AttachedJob
+from workbench.sandbox.shell import ShellSession
 from workbench.searching import GrepOptions, Searching
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.timeline import Journey, Preview, Target, Timeline
@@ -97,7 +100,7 @@ class WorkspaceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A commit that landed: what it was, what stayed in the overlay, how many processes it ended.
+    """A commit that landed: what it was, what stayed in the overlay, which commands it ended.
 
     `already` says that it had landed before, and nothing was done now. `verified` says that what landed was read back and
     compared with what was reviewed, `differs` are the paths at which it's something else by now.
@@ -105,7 +108,7 @@ class Landed:
 
     committed: Committed
     left: ChangeSet
-    ended_processes: int
+    ended: tuple[JobFacts, ...]
     already: bool = False
     verified: bool = False
     differs: tuple[bytes, ...] = ()
@@ -113,23 +116,23 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """What `Workspace.discard` dropped, the checkpoint that still holds it, and what is left of it.
+    """What `Workspace.discard` dropped, the checkpoint that still holds it, which commands that ended, and what is left.
 
     Left is only what no checkpoint could keep: too big, or not readable.
     """
 
     changes: int
     checkpoint: str
-    ended_processes: int
+    ended: tuple[JobFacts, ...]
     left: ChangeSet
 
 
 @dataclass(frozen=True, slots=True)
 class Travelled:
-    """A rewind or a redo that was done, and how many processes it ended."""
+    """A rewind or a redo that was done, and the commands it ended."""
 
     journey: Journey
-    ended_processes: int
+    ended: tuple[JobFacts, ...]
 
 
 def _silent(_: str) -> None:
@@ -298,17 +301,63 @@ class Workspace:
         async with await self.sandbox(report) as client:
             return await client.run(command, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr)
 
+    async def start_job(self, command: Command, *, report: Report = _silent) -> str:
+        """Have a command started in the background; returns the id it's known by. Raises as `KeeperClient.start_job`."""
+        async with await self.sandbox(report) as client:
+            return await client.start_job(command)
+
+    async def jobs(self) -> tuple[JobFacts, ...]:
+        """What runs in the sandbox, and what ended lately in the background; nothing where no sandbox is warm."""
+        client = await KeeperClient.connect(self._overlay.path)
+        if client is None:
+            return ()
+        async with client:
+            return await client.jobs()
+
+    async def running(self) -> KeeperClient:
+        """The warm sandbox, for what is done to its commands. Raises SandboxError (job_not_found) where there is none."""
+        client = await KeeperClient.connect(self._overlay.path)
+        if client is None:
+            raise SandboxError(
+                "No sandbox is running, and so no command in it.",
+                code="job_not_found",
+                hint="`workbench exec -d -- COMMAND` starts one in the background.",
+            )
+        return client
+
+    @contextlib.asynccontextmanager
+    async def attached(self, job: str, *, tail: int | None = None, follow: bool = True) -> AsyncIterator[AttachedJob]:
+        """A command in the background, to be read and written to, as `KeeperClient.attach` says."""
+        async with await self.running() as client:
+            yield await client.attach(job, tail=tail, follow=follow)
+
+    @contextlib.asynccontextmanager
+    async def shell_session(
+        self, *, environment: dict[str, str] | None = None, shell: str = "", report: Report = _silent
+    ) -> AsyncIterator[ShellSession]:
+        """A shell in which what one script sets the next one finds; it ends with the block. Raises as `exec`."""
+        async with (
+            await self.sandbox(report) as client,
+            await ShellSession.open(client, environment=environment, shell=shell) as session,
+        ):
+            yield session
+
+    async def end_job(self, job: str, *, grace_ms: int = 0) -> None:
+        """Have a command of the sandbox ended, with all its processes. Raises SandboxError (job_not_found)."""
+        async with await self.running() as client:
+            await client.end_job(job, grace_ms=grace_ms)
+
     async def sandbox(self, report: Report = _silent) -> KeeperClient:
         """The warm sandbox, else a new one; `report` hears what takes long, a sentence each.
 
-        One that the real workspace changed under, or of another backend or image than was asked for, is replaced where
-        nothing runs in it. Raises as `exec`, and SandboxError (sandbox_busy) where something runs in one of another kind.
+        One that the real workspace changed under, or of another backend, image or limits than were asked for, is replaced
+        where nothing runs in it. Raises as `exec`, and SandboxError (sandbox_busy) where something runs in one of another kind.
         """
         client = await KeeperClient.connect(self._overlay.path)
         if client is None:
             return await self._mounting.start(report, self._complete_overlay)
         info = await client.info()
-        fits, fresh = self._mounting.fits(info.backend, info.image), warm.is_fresh(self._overlay.path, self.root)
+        fits, fresh = self._mounting.fits(info), warm.is_fresh(self._overlay.path, self.root)
         if fits and (fresh or info.jobs):
             if not fresh:
                 report(
@@ -319,15 +368,15 @@ class Workspace:
         if info.jobs:
             await client.aclose()
             raise SandboxError(
-                f"Commands run in a sandbox of another kind ({info.backend}, {info.image}).",
+                f"Commands run in a sandbox of another kind ({info.backend}, {info.image}), or with other limits.",
                 code="sandbox_busy",
                 hint="Wait for them, or end them with `workbench stop`.",
             )
         await self._stop(client, "refresh", force=False)
         return await self._mounting.start(report, self._complete_overlay)
 
-    async def refresh(self, *, force: bool = False, report: Report = _silent) -> int:
-        """Mount a running sandbox anew, so that it sees the real workspace as it is; how many processes that ended.
+    async def refresh(self, *, force: bool = False, report: Report = _silent) -> tuple[JobFacts, ...]:
+        """Mount a running sandbox anew, so that it sees the real workspace as it is; which commands that ended.
 
         Without `force` raises SandboxError (sandbox_busy) where a shell is attached.
         """
@@ -335,8 +384,8 @@ class Workspace:
         async with await self._mounting.start(report, self._complete_overlay):
             return ended
 
-    async def stop(self, *, force: bool = True, reason: str = "stop") -> int:
-        """End the sandbox where one runs, or is just starting, and what a killed one left; how many processes that ended.
+    async def stop(self, *, force: bool = True, reason: str = "stop") -> tuple[JobFacts, ...]:
+        """End the sandbox where one runs, or is just starting, and what a killed one left; which commands that ended.
 
         Without `force` raises SandboxError (sandbox_busy) where a shell is attached; OverlayError (overlay_busy).
         """
@@ -346,13 +395,13 @@ class Workspace:
             if not isinstance(found, KeeperClient):
                 with contextlib.closing(found):
                     await to_thread.run_sync(self._mounting.unmount_leftovers)
-                return 0
+                return ()
             client = found
         return await self._stop(client, reason, force=force)
 
-    async def _stop(self, client: KeeperClient, reason: str, *, force: bool) -> int:
+    async def _stop(self, client: KeeperClient, reason: str, *, force: bool) -> tuple[JobFacts, ...]:
         async with client:
-            return len(await client.stop(force=force, reason=reason))
+            return await client.stop(force=force, reason=reason)
 
     # Looking
 
@@ -553,7 +602,7 @@ class Workspace:
             except CommitError:
                 if (landed := find_landed(self._directory.commits, self.session, digest)) is None:
                     raise
-                return Landed(landed, await self.changes(), 0, already=True)
+                return Landed(landed, await self.changes(), (), already=True)
             ended = await self.stop(force=force, reason="commit")
             async with self._offline(timeout=_LOCK_TIMEOUT_S):
                 await to_thread.run_sync(self._complete_overlay)
@@ -669,7 +718,7 @@ class Workspace:
         self._merging.require_resolved(changes)
         return reviewed.manifest, changes
 
-    def _commit(self, shown: ShownRecord, allow_risky: bool, ended: int, message: str) -> Landed:
+    def _commit(self, shown: ShownRecord, allow_risky: bool, ended: tuple[JobFacts, ...], message: str) -> Landed:
         manifest, changes = self._landable(shown, allow_risky)
         # What came later gets its bases now: once we have landed, ours could be taken for somebody else's changes.
         self._mounting.take(None, "before a commit", offline=True)
@@ -721,10 +770,10 @@ class Workspace:
 
     async def merge(
         self, *, ours: Sequence[bytes] = (), theirs: Sequence[bytes] = (), force: bool = False
-    ) -> tuple[Merge, int]:
+    ) -> tuple[Merge, tuple[JobFacts, ...]]:
         """Bring what the real workspace changed meanwhile into the overlay, path by path of what conflicts.
 
-        What it did, and how many processes that ended. Of paths at and below `ours` the overlay's version is meant, at and
+        What it did, and the commands that ended. Of paths at and below `ours` the overlay's version is meant, at and
         below `theirs` the real workspace's. What was there is kept as a checkpoint. Ends the sandbox first; `force` also
         where a shell is attached. Raises CommitError, CheckpointError, SandboxError (sandbox_busy), OverlayError
         (overlay_busy).
@@ -830,7 +879,7 @@ class Workspace:
         async with self._offline(timeout=_LOCK_TIMEOUT_S):
             return await to_thread.run_sync(lambda: self._discard(ended))
 
-    def _discard(self, ended: int) -> Discarded:
+    def _discard(self, ended: tuple[JobFacts, ...]) -> Discarded:
         self._complete_overlay()
         now = self._mounting.take(None, "before a discard", offline=True, purpose=Purpose(RowKind.BEFORE))
         changes = self._compare(now)

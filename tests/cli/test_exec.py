@@ -404,3 +404,14 @@ def test_an_interrupt_while_the_sandbox_starts_ends_quietly_and_leaves_nothing_h
         assert process.wait(timeout=60) in (0, 128 + number, -number)
         assert b"Traceback" not in said
     assert fresh_prompt.sh("echo works").stdout == b"works\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_reaches_the_command_as_it_is(prompt: Prompt, number: signal.Signals) -> None:
+    script = f"trap 'echo caught; exit 9' {number.name[3:]}; echo go; while :; do sleep 0.01; done"
+    running = prompt.start("--", "sh", "-c", script)
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"go\n"
+    running.send_signal(number)
+    out, _ = running.communicate(timeout=60)
+    assert (running.returncode, out) == (9, b"caught\n")

@@ -249,7 +249,7 @@ def test_the_audit_log_tells_what_was_done_and_shows_where_it_was_tampered_with(
     shown = changed("log", "--audit").stdout.decode()
     assert "first" in shown
     assert "A\tnew/file" in shown
-    assert b"5 lines" in changed("log", "--audit", "--verify").stdout
+    assert b"what was written: 5 lines" in changed("log", "--audit", "--verify").stdout
     path = Path(Bench(changed.workspace).overlay).parent.parent / "audit.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"risky_paths"', b'"nothing_bad"'))
     chain = json.loads(changed("log", "--audit", "--verify", "--json", code=1).stdout)

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,15 +17,15 @@ import anyio.to_thread
 import pytest
 from anyio.abc import ByteStream, UNIXSocketStream
 
-from tests.sandbox.supervised import SOURCE, UID, alive, prefix
+from tests.sandbox.places import Place, a_place
+from tests.sandbox.supervised import SOURCE, alive, prefix
 from tests.waiting import until
-from workbench.errors import OverlayError, SandboxError, StateError
+from workbench.errors import SandboxError, StateError
 from workbench.protocol.commands import Command
 from workbench.sandbox import client as client_module
-from workbench.sandbox import frames, keeper, leftovers, runtime
-from workbench.sandbox.backend import OverlayMount, SandboxSpec
+from workbench.sandbox import frames, keeper, runtime
+from workbench.sandbox.backend import SandboxSpec
 from workbench.sandbox.client import KeeperClient
-from workbench.vfs.session import OverlayDirectory
 
 pytestmark = [
     pytest.mark.anyio,
@@ -35,71 +34,10 @@ pytestmark = [
 ROOT = Path(__file__).parent.parent.parent
 
 
-class Place:
-    """An overlay over a small directory, and what a sandbox over it takes."""
-
-    def __init__(self, path: Path) -> None:
-        path.chmod(0o755)
-        lower = path / "lower"
-        lower.mkdir()
-        (lower / "old").write_text("old\n")
-        self.path = path
-        self.overlay = OverlayDirectory.create(str(path / "overlay"), "default")
-        uid = os.geteuid()
-        if uid == 0:
-            uid = UID
-            for directory in (str(lower), self.overlay.upper_path):
-                os.chown(directory, uid, uid)
-        self.upper = Path(self.overlay.upper_path)
-        self.mount = OverlayMount(str(lower), self.overlay.upper_path, self.overlay.work_path, "/workspace")
-        self.uid = uid
-
-    def spec(self, idle_seconds: float = 60, backend: str = "namespace") -> SandboxSpec:
-        environment = {"PATH": "/usr/bin:/bin"}
-        return SandboxSpec(
-            backend, "", (self.mount,), self.uid, self.uid, environment=environment, idle_seconds=idle_seconds
-        )
-
-    async def ensure(self, idle_seconds: float = 60) -> KeeperClient:
-        return await KeeperClient.ensure(self.overlay, self.spec(idle_seconds), lambda sentence: None)
-
-    def is_free(self) -> bool:
-        try:
-            with self.overlay.lock():
-                return True
-        except OverlayError:
-            return False
-
-    def is_mounted(self) -> bool:
-        for entry in os.listdir("/proc"):
-            try:
-                if entry.isdigit() and self.overlay.upper_path in Path(f"/proc/{entry}/mountinfo").read_text():
-                    return True
-            except OSError:
-                continue
-        return False
-
-
 @pytest.fixture
 def place() -> Iterator[Place]:
-    path = Path(tempfile.mkdtemp(prefix="workbench-test-"))
-    try:
-        place = Place(path)
+    with a_place("namespace") as place:
         yield place
-        if runtime.find_socket(place.overlay.path) is not None:
-            anyio.run(_stop, place.overlay.path)
-        assert place.is_free()
-        assert not place.is_mounted()
-    finally:
-        # The kernel's work directory is closed to everybody but root.
-        leftovers.remove_tree(str(path))
-
-
-async def _stop(path: str) -> None:
-    client = await KeeperClient.connect(path)
-    if client is not None:
-        async with client:
-            await client.stop(force=True)
 
 
 async def sh(client: KeeperClient, script: str) -> bytes:
@@ -170,7 +108,9 @@ async def test_clients_that_start_at_once_get_one_keeper(place: Place) -> None:
 async def test_processes_that_start_at_once_get_one_keeper(place: Place) -> None:
     script = f"""
 import anyio
-from tests.sandbox.test_keeper import *
+from workbench.sandbox import keeper
+from workbench.sandbox.client import KeeperClient
+from workbench.vfs.session import OverlayDirectory
 async def main():
     overlay = OverlayDirectory.open({place.overlay.path!r})
     spec = keeper.spec_from_json({json.dumps(_content(place.spec()))!r})
@@ -348,7 +288,7 @@ async def test_a_keeper_of_another_version_is_drained(place: Place, monkeypatch:
             results.append((await job.wait()).exit_code)
 
         with monkeypatch.context() as patched:
-            patched.setattr(client_module, "PROTOCOL", 2)
+            patched.setattr(client_module, "PROTOCOL", keeper.PROTOCOL + 1)
             async with anyio.create_task_group() as group:
                 group.start_soon(wait)
 
@@ -375,15 +315,27 @@ async def test_a_stranger_on_the_socket_is_cut_off_and_nobody_else(place: Place)
             b"GET / HTTP/1.1\r\n\r\n",
             frames.encode_json(frames.RUN, 1, {"argv": ["true"]}),
             frames.encode(frames.GREET, 0, b"no JSON"),
-            frames.encode_json(frames.GREET, 0, {"protocol": 1}) + frames.encode(frames.RUN, 1, b"[" * 100_000),
-            frames.encode_json(frames.GREET, 0, {"protocol": 1}) + frames.encode(frames.THAW, 1, b"abcd"),
-            frames.encode_json(frames.GREET, 0, {"protocol": 1}) + frames.encode(b"?", 1),
+            frames.encode_json(frames.GREET, 0, {"protocol": keeper.PROTOCOL})
+            + frames.encode(frames.RUN, 1, b"[" * 100_000),
+            frames.encode_json(frames.GREET, 0, {"protocol": keeper.PROTOCOL}) + frames.encode(frames.THAW, 1, b"abcd"),
+            frames.encode_json(frames.GREET, 0, {"protocol": keeper.PROTOCOL}) + frames.encode(b"?", 1),
+            _asked_then(frames.encode(frames.SIGNAL, 1, b"\xc8")),
+            _asked_then(frames.encode_json(frames.KILL, 1, {"grace_ms": -1})),
+            _asked_then(frames.encode_json(frames.KILL, 1, {"signal": 99})),
+            _asked_then(frames.encode(frames.RESIZE, 1, b"x")),
+            _asked_then(frames.encode_json(frames.ATTACH, 2, {"job": "", "tail": "x"}) + frames.encode(b"?", 1)),
         ):
             async with await anyio.connect_unix(path) as stream:
                 await stream.send(data)
                 with anyio.fail_after(10):
                     await to_the_end(stream)
         assert await sh(client, "echo well") == b"well\n"
+
+
+def _asked_then(data: bytes) -> bytes:
+    """A client's greeting and a command, then what it shouldn't say of it."""
+    asked = frames.encode_json(frames.RUN, 1, frames.command_content(Command(("sleep", "1000"))))
+    return frames.encode_json(frames.GREET, 0, {"protocol": keeper.PROTOCOL}) + asked + data
 
 
 async def test_a_sandbox_that_cannot_start_is_an_error_and_leaves_the_overlay_free(place: Place) -> None:

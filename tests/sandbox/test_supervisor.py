@@ -65,6 +65,12 @@ async def test_a_command_starts_in_the_workspace_with_the_environment_laid_over(
     assert result.stdout == f"{inside.directory}\n".encode() + b"b\xff /nonexistent\n"
 
 
+async def test_a_relative_directory_is_one_of_the_workspace(inside: Inside) -> None:
+    (inside.directory / "sub").mkdir(mode=0o755)
+    result = await inside.connection.run(Command(("pwd",), cwd="sub", output_limit=100))
+    assert result.stdout == f"{inside.directory}/sub\n".encode()
+
+
 async def test_a_command_that_is_killed_says_by_which_signal(inside: Inside) -> None:
     result = await inside.sh("kill -SEGV $$")
     assert (result.exit_code, result.signal) == (139, "SIGSEGV")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.sandbox.supervised import Inside, supervised
 from workbench.protocol.commands import Command, CommandResult
-from workbench.sandbox.connection import Job
+from workbench.sandbox.job import Job
 
 pytestmark = pytest.mark.anyio
 

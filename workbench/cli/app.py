@@ -12,15 +12,18 @@ from workbench.cli.decide import commit, discard, revert
 from workbench.cli.doctor import doctor
 from workbench.cli.execute import execute, refresh, shell, stop
 from workbench.cli.images import images
+from workbench.cli.jobs import attach, kill, logs, ps, wait
 from workbench.cli.look import diff, status
 from workbench.cli.ls import ls
 from workbench.cli.merge import merge
+from workbench.cli.port import port
 from workbench.cli.prune import command as prune
 from workbench.cli.review import review
 from workbench.cli.sessions import sessions
 from workbench.cli.travel import checkpoint, fork, log, redo, rewind
 
-WORK, LOOK, DECIDE, TRAVEL, OTHERS = "Work", "Look", "Decide", "Travel", "Others"
+WORK, BACKGROUND, LOOK, DECIDE = "Work", "In the background", "Look", "Decide"
+TRAVEL, OTHERS = "Travel", "Others"
 
 app = typer.Typer(
     name="workbench",
@@ -35,6 +38,12 @@ app = typer.Typer(
 
 app.command("exec", rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(execute)
 app.command(rich_help_panel=WORK)(shell)
+app.command(rich_help_panel=BACKGROUND)(ps)
+app.command(rich_help_panel=BACKGROUND)(logs)
+app.command(rich_help_panel=BACKGROUND)(attach)
+app.command(rich_help_panel=BACKGROUND)(wait)
+app.command(rich_help_panel=BACKGROUND)(kill)
+app.command(rich_help_panel=BACKGROUND)(port)
 app.command(rich_help_panel=WORK)(refresh)
 app.command(rich_help_panel=WORK)(stop)
 app.command(rich_help_panel=LOOK)(status)

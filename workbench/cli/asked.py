@@ -58,6 +58,12 @@ def located(wanted: Command, target: str, root: bytes, here: bytes) -> Command:
     return replace(wanted, cwd=cwd)
 
 
+def say_stopping(others: int) -> None:
+    """Say that the command is being stopped, and the sandbox, unless `others` run in it."""
+    what = f"the sandbox stays, where {output.count(others, 'other command')} run" if others else "and the sandbox"
+    output.say(f"stopping the command{';' if others else ''} {what}")
+
+
 def exit_code(result: CommandResult) -> int:
     """What this process ends with: the command's own exit code, or 124 where its time was up."""
     return EXIT_TIMEOUT if result.timed_out else result.exit_code
@@ -67,10 +73,16 @@ def say_how_it_ended(result: CommandResult, changes: int | None, *, quiet: bool,
     """What the exit code alone doesn't tell, a line each on stderr."""
     if result.timed_out:
         output.say(f"ended after {timeout_ms / 1000:g} s, its time limit")
+    elif result.ended_by == "disk_limit":
+        output.say("ended: what the overlay holds grew over its limit (--disk)")
+    elif result.ended_by == "disk_full":
+        output.say("ended: the disk that holds the overlay is nearly full")
     elif result.ended_by:
         output.say(f"ended by {result.ended_by}")
     elif result.out_of_memory:
-        output.say("it, or a process of it, was killed: the sandbox ran out of memory")
+        output.say("a process was killed: the sandbox ran out of memory (--memory)")
+    elif result.out_of_processes:
+        output.say("the sandbox ran out of processes (--pids), and couldn't start all that were wanted")
     if result.omitted_bytes:
         output.say(f"{result.omitted_bytes:,} bytes of its output were left out, between the head and the tail")
     if quiet or result.ended_by:

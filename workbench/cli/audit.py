@@ -61,5 +61,5 @@ async def verify_audit(context: Context) -> bool:
         print(f"line {found.wrong} of the audit log isn't what was written there: {found.why}")
     else:
         lines = output.count(found.lines, "line")
-        print(f"{lines} of the audit log follow from each other; the last one's hash is {found.last[:_DIGITS]}")
+        print(f"the audit log is what was written: {lines}, the hash of the last is {found.last[:_DIGITS]}")
     return bool(found.wrong)

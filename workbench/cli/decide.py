@@ -10,6 +10,7 @@ import typer
 
 from workbench.cli import output, terminal
 from workbench.cli.failure import EXIT_ERROR
+from workbench.cli.jobs import say_ended
 from workbench.cli.look import print_left, print_stat, require_accepted
 from workbench.cli.options import (
     Context,
@@ -213,8 +214,7 @@ def _print_landed(context: Context, landed: Landed, rest: str) -> None:
         output.say(
             "this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed"
         )
-    if landed.ended_processes:
-        output.say(f"ended {output.count(landed.ended_processes, 'process')} in the sandbox")
+    say_ended(landed.ended)
     if landed.left.shown:
         stay = "stays" if len(landed.left.shown) == 1 else "stay"
         output.say(f"{output.count(len(landed.left.shown), rest)} {stay} in the overlay: workbench diff")
@@ -317,5 +317,6 @@ async def _discard(context: Context, yes: bool, stop: bool) -> None:
     if context.json:
         output.write_json(discard_report(discarded))
     elif not context.quiet:
+        say_ended(discarded.ended)
         output.say(f"discarded {output.count(discarded.changes, 'change')}; `workbench redo` takes that back")
         print_left(discarded.left.left)

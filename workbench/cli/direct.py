@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from workbench.cli import output, terminal
-from workbench.cli.asked import GRACE_MS, LAST_OUTPUT_S
+from workbench.cli import terminal
+from workbench.cli.asked import GRACE_MS, LAST_OUTPUT_S, say_stopping
 from workbench.errors import SandboxError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox import frames, runtime
@@ -27,7 +27,7 @@ _SEND_SECONDS = 30.0
 _END_SECONDS = 20.0
 _READ_SIZE = 256 << 10
 _CREDENTIALS = struct.Struct("3i")
-_RUN, _STOP = 1, 2
+_RUN, _STOP, _INFO = 1, 2, 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -117,9 +117,7 @@ class _Job:
             # Whoever read our output is gone: the command ends as it would have, writing to that pipe itself.
             self._abandon()
             return CommandResult(128 + signal.SIGPIPE, signal=signal.SIGPIPE.name)
-        if exchange.failure is not None:
-            raise frames.failure(exchange.failure)
-        return frames.command_result(frames.parse(exchange.answer or b""), b"", b"")
+        return frames.command_result(exchange.content(), b"", b"")
 
     def _abandon(self) -> None:
         """End the command, which nobody waits for any more, and see it end."""
@@ -184,6 +182,8 @@ class _Job:
                 self._exchange.receive(kind, payload)
             elif number == _STOP:
                 self._stopped = True
+            elif number == _INFO:
+                self._stop_both(frames.parse(payload))
             elif kind == frames.FAILED:
                 error = frames.failure(payload)
                 raise error if isinstance(error, SandboxError) else frames.lost(str(error))
@@ -197,7 +197,8 @@ class _Job:
             except BlockingIOError:
                 return
             del data[:count]
-            self._unsent += exchange.taken(count)
+            exchange.taken(count)
+            self._unsent += exchange.credit()
             if not data:
                 exchange.chunks.popleft()
 
@@ -214,22 +215,30 @@ class _Job:
             self._unsent.clear()
 
     def _heed(self, numbers: bytes) -> None:
-        """^C goes to the command; a second one, and a SIGTERM, end it; the second ^C the sandbox as well."""
+        """^C goes to the command; a second one, and a SIGTERM, end it; the second ^C the sandbox as well, where it is alone."""
         for number in map(signal.Signals, numbers):
             self._asked.append(number)
             if number != signal.SIGINT:
-                self._kill(grace_ms=GRACE_MS)
+                self._kill(grace_ms=GRACE_MS, first=number)
                 # Its last output is waited for, but not for a reader that reads no more.
                 self._deadline = time.monotonic() + LAST_OUTPUT_S
             elif self._asked.count(signal.SIGINT) == 1:
                 self._unsent += frames.encode(frames.SIGNAL, _RUN, bytes([number]))
             else:
-                output.say("stopping the command and the sandbox")
-                self._kill(discard=True)
-                self._unsent += frames.encode_json(frames.STOP, _STOP, {"force": True, "reason": "cancel"})
+                self._unsent += frames.encode(frames.INFO, _INFO)
 
-    def _kill(self, *, grace_ms: int = 0, discard: bool = False) -> None:
-        content = {"grace_ms": grace_ms, "discard": discard, "reason": "cancel"}
+    def _stop_both(self, info: frames.Json) -> None:
+        """End the command, and the sandbox, where nothing else runs in it."""
+        others = sum(frames.number(one, "client") != os.getpid() for one in frames.objects(info, "jobs"))
+        say_stopping(others)
+        if others:
+            self._stopped = True
+        else:
+            self._kill(discard=True)
+            self._unsent += frames.encode_json(frames.STOP, _STOP, {"force": True, "reason": "cancel"})
+
+    def _kill(self, *, grace_ms: int = 0, discard: bool = False, first: int = signal.SIGTERM) -> None:
+        content = {"grace_ms": grace_ms, "discard": discard, "reason": "cancel", "signal": int(first)}
         self._unsent += frames.encode_json(frames.KILL, _RUN, content)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -14,23 +15,35 @@ import typer
 from workbench import warm
 from workbench.cli import asked, job, output, terminal
 from workbench.cli.failure import exit_code_before, find_error
+from workbench.cli.jobs import say_ended
 from workbench.cli.options import (
     BackendOption,
     Context,
+    CpusOption,
+    DiskOption,
+    FilesOption,
     ForceStopOption,
+    HomeOption,
     ImageOption,
     JsonOption,
+    MemoryOption,
+    PidsOption,
     QuietOption,
     SessionOption,
+    TmpOption,
     WorkspaceOption,
     keep_small,
+    limits,
     run,
 )
-from workbench.cli.report import exec_report, failed_exec_report
+from workbench.cli.report import exec_report, failed_exec_report, job_reports
 from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command
+from workbench.protocol.reports import StartedReport, StopReport
 from workbench.review.policy import Mode
+from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.facts import JobFacts
 from workbench.workspace import Landed, Workspace
 
 _JSON_OUTPUT_LIMIT = 1 << 20
@@ -86,8 +99,22 @@ def execute(
             "--checkpoint/--no-checkpoint", metavar="", help="Whether to keep what was there before, to rewind to."
         ),
     ] = True,
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", metavar="", help="Leave it in the background, and print its id.")
+    ] = False,
+    interactive: Annotated[
+        bool,
+        typer.Option("-i", "--interactive", metavar="", help="With -d: keep its standard input open for `attach`."),
+    ] = False,
     image: ImageOption = "",
     backend: BackendOption = "auto",
+    memory: MemoryOption = None,
+    pids: PidsOption = None,
+    cpus: CpusOption = None,
+    disk: DiskOption = None,
+    tmp_size: TmpOption = None,
+    home_size: HomeOption = None,
+    open_files: FilesOption = None,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
     json: JsonOption = False,
@@ -100,23 +127,45 @@ def execute(
     terminal in which something else was typed before: three times).
     """
     context = Context(workspace, session, json, quiet)
+    if interactive and not detach:
+        raise typer.BadParameter("-i goes with -d; without it standard input is passed on anyway.")
+    if detach and max_output is not None:
+        raise typer.BadParameter("--max-output doesn't go with -d: `workbench logs` keeps the beginning and the end.")
     wanted = asked.command(
         tuple(command),
-        with_tty=not json and asked.wants_tty(tty),
+        with_tty=bool(tty) if detach else not json and asked.wants_tty(tty),
         environment=_environment(environment or []),
         timeout_ms=math.ceil(timeout * 1000),
         output_limit=max_output if max_output is not None else _JSON_OUTPUT_LIMIT if json else 0,
     )
     if check and commit is not Mode.SUCCESS:
         raise typer.BadParameter("--check goes with --commit success.")
+    if detach and commit is not Mode.REVIEW:
+        raise typer.BadParameter(
+            "A command in the background can't be waited for, so --commit doesn't go with --detach."
+        )
     then = Command(("sh", "-c", check)) if check else None
     land = partial(_land, context, then) if commit is Mode.SUCCESS else None
-    _run(context, SandboxOptions(backend=backend, image=image), wanted, checkpoint=checkpoint, land=land)
+    chosen = SandboxOptions(
+        backend=backend, image=image, limits=limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
+    )
+    if detach:
+        wanted = replace(wanted, stdin=interactive)
+        _run(context, chosen, wanted, partial(_start, checkpoint=checkpoint))
+    else:
+        _run(context, chosen, wanted, partial(_execute, checkpoint=checkpoint, land=land))
 
 
 def shell(
     image: ImageOption = "",
     backend: BackendOption = "auto",
+    memory: MemoryOption = None,
+    pids: PidsOption = None,
+    cpus: CpusOption = None,
+    disk: DiskOption = None,
+    tmp_size: TmpOption = None,
+    home_size: HomeOption = None,
+    open_files: FilesOption = None,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
     quiet: QuietOption = False,
@@ -124,7 +173,8 @@ def shell(
     """Open an interactive shell in the sandbox; nothing of the workspace changes."""
     wanted = asked.command(_SHELL, with_tty=asked.wants_tty(None))
     context = Context(workspace, session, quiet=quiet)
-    _run(context, SandboxOptions(backend=backend, image=image), wanted, is_shell=True)
+    chosen = limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
+    _run(context, SandboxOptions(backend=backend, image=image, limits=chosen), wanted, partial(_execute, is_shell=True))
 
 
 def _environment(named: list[str]) -> dict[str, str]:
@@ -145,14 +195,11 @@ def _run(
     context: Context,
     options: SandboxOptions,
     command: Command,
-    *,
-    is_shell: bool = False,
-    checkpoint: bool = True,
-    land: _Land | None = None,
+    how: Callable[[Context, SandboxOptions, Command], Awaitable[int]],
 ) -> None:
     """Run to the end of the command and of this process, whose exit code is the command's."""
     try:
-        code = anyio.run(_execute, context, options, command, is_shell, checkpoint, land)
+        code = anyio.run(how, context, options, command)
     except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
@@ -166,8 +213,32 @@ def _run(
     raise typer.Exit(code)
 
 
+async def _start(context: Context, options: SandboxOptions, command: Command, *, checkpoint: bool) -> int:
+    report = (lambda _: None) if context.quiet else output.say
+    async with context.open(options) as workspace, await workspace.sandbox(report) as client:
+        if checkpoint:
+            await job.kept_before(workspace.keep_before_command, workspace.overlay_path)
+        name = await client.start_job(await _located(client, workspace, command))
+    if context.json:
+        output.write_json(StartedReport(id=name))
+    else:
+        print(name)
+    return 0
+
+
+async def _located(client: KeeperClient, workspace: Workspace, command: Command) -> Command:
+    target = (await client.hello()).mounts[0].target
+    return asked.located(command, target, workspace.root, os.getcwdb())
+
+
 async def _execute(
-    context: Context, options: SandboxOptions, command: Command, is_shell: bool, checkpoint: bool, land: _Land | None
+    context: Context,
+    options: SandboxOptions,
+    command: Command,
+    *,
+    is_shell: bool = False,
+    checkpoint: bool = True,
+    land: _Land | None = None,
 ) -> int:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
@@ -175,8 +246,7 @@ async def _execute(
             before = warm.NOTHING
             if checkpoint:
                 before = await job.kept_before(workspace.keep_before_command, workspace.overlay_path)
-            target = (await client.hello()).mounts[0].target
-            located = asked.located(command, target, workspace.root, os.getcwdb())
+            located = await _located(client, workspace, command)
             result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
         name = "a shell" if is_shell else job.named(command.argv)
         landing = None
@@ -211,10 +281,11 @@ def refresh(
     stop: ForceStopOption = False,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
+    json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Mount the sandbox anew, so that it sees the real workspace as it is now; what runs in it ends."""
-    context = Context(workspace, session, quiet=quiet)
+    context = Context(workspace, session, json, quiet)
     run(_refresh, context, stop, context=context)
 
 
@@ -222,16 +293,17 @@ async def _refresh(context: Context, stop: bool) -> None:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open() as workspace:
         ended = await workspace.refresh(force=stop, report=report)
-    report(f"mounted anew{_ended(ended)}")
+    _say_stopped(context, ended, "mounted anew")
 
 
 def stop(
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
+    json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """End the warm sandbox and whatever runs in it; what the overlay holds stays."""
-    context = Context(workspace, session, quiet=quiet)
+    context = Context(workspace, session, json, quiet)
     run(_stop, context, context=context)
 
 
@@ -239,9 +311,12 @@ async def _stop(context: Context) -> None:
     async with context.open() as workspace:
         ended = await workspace.stop(force=True)
         keep_small(workspace)
-    if not context.quiet:
-        output.say(f"stopped{_ended(ended)}")
+    _say_stopped(context, ended, "stopped")
 
 
-def _ended(commands: int) -> str:
-    return f"; ended {output.count(commands, 'command')}" if commands else ""
+def _say_stopped(context: Context, ended: tuple[JobFacts, ...], what: str) -> None:
+    if context.json:
+        output.write_json(StopReport(ended=job_reports(ended)))
+    elif not context.quiet:
+        say_ended(ended)
+        output.say(what)

@@ -6,6 +6,7 @@ Stands on the path of every warm command: it imports nothing heavy.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -16,11 +17,11 @@ import anyio
 
 from workbench import warm
 from workbench.cli import output, terminal
-from workbench.cli.asked import GRACE_MS, LAST_OUTPUT_S
+from workbench.cli.asked import GRACE_MS, LAST_OUTPUT_S, say_stopping
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox.client import KeeperClient
-from workbench.sandbox.connection import Job
+from workbench.sandbox.job import Job, RunningCommand
 
 if TYPE_CHECKING:
     from workbench.review.changeset import ChangeSet
@@ -81,7 +82,7 @@ async def run(client: KeeperClient, wanted: Command, *, as_json: bool, is_shell:
     asked: list[signal.Signals] = []
     async with anyio.create_task_group() as group, contextlib.AsyncExitStack() as stack:
         if wanted.tty:
-            group.start_soon(_follow_size, job)
+            group.start_soon(follow_size, job)
             stack.enter_context(terminal.raw(sys.stdin.fileno()) if sys.stdin.isatty() else contextlib.nullcontext())
         outputs = [None, None] if as_json else [stack.enter_context(terminal.writer(fd)) for fd in (1, 2)]
         try:
@@ -98,7 +99,8 @@ async def run(client: KeeperClient, wanted: Command, *, as_json: bool, is_shell:
     return result or CommandResult(128 + asked[-1], signal=asked[-1].name, ended_by="cancel")
 
 
-async def _follow_size(job: Job) -> None:
+async def follow_size(job: RunningCommand) -> None:
+    """Give a command's terminal the size of ours each time that changes."""
     async for rows, columns in terminal.sizes(sys.stdout.fileno()):
         await job.resize(rows, columns)
 
@@ -111,7 +113,7 @@ async def _pass_signals(
         async for number in signals:
             asked.append(number)
             if number != signal.SIGINT:
-                await job.kill("cancel", grace_ms=GRACE_MS)
+                await job.kill("cancel", grace_ms=GRACE_MS, first=number)
                 # Its last output is waited for, but not for a reader that reads no more.
                 waiting.deadline = anyio.current_time() + LAST_OUTPUT_S
             elif asked.count(signal.SIGINT) == 1:
@@ -148,10 +150,12 @@ async def _stop_both(
     asked: list[signal.Signals],
     patience_s: float = _PATIENCE_S,
 ) -> None:
-    """End the command and the sandbox, where the command hasn't ended by itself in `patience_s`."""
+    """End the command, where it hasn't ended by itself in `patience_s`, and the sandbox, where nothing else runs in it."""
     await anyio.sleep(patience_s)
     asked.append(signal.SIGINT)
-    output.say("stopping the command and the sandbox")
+    others = sum(one.client != os.getpid() for one in (await client.info()).running)
+    say_stopping(others)
     await job.kill("cancel", discard=True)
-    await client.stop(force=True, reason="cancel")
+    if not others:
+        await client.stop(force=True, reason="cancel")
     waiting.cancel()

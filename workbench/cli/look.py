@@ -90,6 +90,7 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
         print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
     else:
         print("Next: workbench diff                see the changes")
+        print("      workbench review              decide which of them may land")
         if status.conflicts:
             print("      workbench merge               bring those into the overlay, to be reviewed with the rest")
         else:
@@ -202,7 +203,7 @@ def require_accepted(workspace: Workspace) -> ShownRecord:
         raise CommitError(
             "Nothing is accepted.",
             code="digest_required",
-            hint="Accept what may land with `workbench review --accept PATH`.",
+            hint="See what was decided with `workbench review`, and accept with --accept PATH.",
         )
     return kept
 

@@ -8,6 +8,7 @@ import typer
 
 from workbench.cli import output
 from workbench.cli.failure import EXIT_CONFLICT
+from workbench.cli.jobs import say_ended
 from workbench.cli.options import (
     Context,
     ForceStopOption,
@@ -64,6 +65,7 @@ async def _merge(context: Context, ours: list[str], theirs: list[str], stop: boo
         for path, why in done.unmerged.items():
             output.say(f"CONFLICT {output.path(path)} ({why}): say --ours or --theirs, or put it back as it was")
         if not context.quiet:
+            say_ended(ended)
             clean = len(done.merged) - len(done.marked)
             output.say(f"{output.count(clean, 'file')} merged, {len(done.taken)} taken as they are on one side")
     return bool(done.marked or done.unmerged)

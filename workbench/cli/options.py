@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +20,7 @@ from workbench.cli.places import inside
 from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
 from workbench.review.changeset import Included
+from workbench.sandbox.backend import Limits
 from workbench.warm import find_workspace
 from workbench.workspace import Workspace
 
@@ -76,6 +77,71 @@ BackendOption = Annotated[
         help="docker, namespace, or auto: what the session had last, else docker where it works.",
     ),
 ]
+
+
+def _size(text: str) -> int:
+    """`512m`, `2g`, or bytes: k, m, g and t are powers of 1,024."""
+    digits, unit = text[:-1], text[-1:].lower()
+    if unit not in _UNITS:
+        digits, unit = text, ""
+    try:
+        number = float(digits)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 1 << 40:
+        raise typer.BadParameter(f"{text!r} is no size, such as 512m or 2g.")
+    return int(number * _UNITS[unit])
+
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def _limit(flag: str, what: str, kind: str, **options: Any) -> Any:
+    variable = f"WORKBENCH_{flag[2:].upper().replace('-', '_')}"
+    return typer.Option(
+        flag, metavar=kind, envvar=variable, show_envvar=False, help=what, rich_help_panel="Limits", **options
+    )
+
+
+MemoryOption = Annotated[
+    int | None, _limit("--memory", "Memory of the sandbox, /tmp included (4g).", "SIZE", parser=_size)
+]
+PidsOption = Annotated[int | None, _limit("--pids", "Processes and threads (1024).", "NUMBER", min=0)]
+CpusOption = Annotated[float | None, _limit("--cpus", "Processor cores (all).", "NUMBER", min=0)]
+DiskOption = Annotated[
+    int | None, _limit("--disk", "What the overlay may hold; what runs then is ended (10g).", "SIZE", parser=_size)
+]
+TmpOption = Annotated[int | None, _limit("--tmp-size", "Size of /tmp, in memory (1g).", "SIZE", parser=_size)]
+HomeOption = Annotated[int | None, _limit("--home-size", "Size of the home, in memory (512m).", "SIZE", parser=_size)]
+FilesOption = Annotated[int | None, _limit("--open-files", "Open files of each process (65536).", "NUMBER", min=0)]
+
+
+def limits(
+    memory: int | None,
+    pids: int | None,
+    cpus: float | None,
+    disk: int | None,
+    tmp: int | None,
+    home: int | None,
+    files: int | None,
+) -> Limits | None:
+    """The limits that were asked for, with the defaults for the rest; None where none was."""
+    asked = {
+        "memory_bytes": memory,
+        "pids": pids,
+        "cpus": cpus,
+        "disk_bytes": disk,
+        "open_files": files,
+        "tmp_bytes": tmp,
+        "home_bytes": home,
+    }
+    said: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if not said:
+        return None
+    sizes = {name: said.pop(name) for name in ("tmp_bytes", "home_bytes") if name in said}
+    return replace(replace(Limits(), **said).within(), **sizes)
+
+
 IncludeOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _VALUES = {"-w": "workspace", "--workspace": "workspace", "--session": "session"}
 _FLAGS = {"-q": ("quiet", True), "--quiet": ("quiet", True), "-t": ("tty", True), "-T": ("tty", False)}
 _FLAGS["--no-checkpoint"] = ("checkpoint", False)
-_OTHERS = ("WORKBENCH_IMAGE", "WORKBENCH_BACKEND")
+_LIMITS = ("MEMORY", "PIDS", "CPUS", "DISK", "TMP_SIZE", "HOME_SIZE", "OPEN_FILES")
+_OTHERS = ("WORKBENCH_IMAGE", "WORKBENCH_BACKEND", *(f"WORKBENCH_{name}" for name in _LIMITS))
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -21,6 +22,7 @@ from workbench.protocol.reports import (
     DiscardReport,
     ExecReport,
     HunkReport,
+    JobReport,
     LandedReport,
     LeftReport,
     MergeReport,
@@ -46,6 +48,7 @@ from workbench.review.landed import Committed
 from workbench.review.log import LogEntry
 from workbench.review.merge import Merge
 from workbench.review.order import group_of, in_order
+from workbench.sandbox.facts import JobFacts
 from workbench.timeline import Preview
 from workbench.vfs.storage import Kind, Storage
 from workbench.workspace import Discarded, Landed, Travelled, Workspace, WorkspaceStatus
@@ -147,7 +150,8 @@ def rewind_report(travelled: Travelled) -> RewindReport:
     return RewindReport(
         removed=_paths(journey.removed),
         restored=_paths(journey.restored),
-        ended_processes=travelled.ended_processes,
+        ended_processes=len(travelled.ended),
+        ended=job_reports(travelled.ended),
         before=journey.before,
         left=_paths(journey.left),
         without_repository=journey.without_repository,
@@ -173,8 +177,9 @@ def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
         digest=landed.committed.digest,
         landed=_paths(landed.committed.landed),
         left=_left(landed.left.left),
-        ended_processes=landed.ended_processes,
+        ended_processes=len(landed.ended),
         weak=landed.committed.weak,
+        ended=job_reports(landed.ended),
         verified=landed.verified,
         differs=_paths(landed.differs),
     )
@@ -185,15 +190,16 @@ def branch_report(branch: Branch, digest: str) -> BranchReport:
     return BranchReport(branch=branch.name, commit=branch.commit, digest=digest, uncommitted=_paths(branch.uncommitted))
 
 
-def merge_report(merge: Merge, ended: int) -> MergeReport:
-    """The report of `workbench merge`, which ended that many processes."""
+def merge_report(merge: Merge, ended: tuple[JobFacts, ...]) -> MergeReport:
+    """The report of `workbench merge`, which ended those commands."""
     named = ((PathReport.of(path), why) for path, why in merge.unmerged.items())
     return MergeReport(
         merged=_paths(merge.merged),
         marked=_paths(merge.marked),
         taken=_paths(merge.taken),
         unmerged=tuple(UnmergedReport(path=path.path, path_bytes=path.path_bytes, reason=why) for path, why in named),
-        ended_processes=ended,
+        ended_processes=len(ended),
+        ended=job_reports(ended),
     )
 
 
@@ -211,8 +217,35 @@ def discard_report(discarded: Discarded) -> DiscardReport:
     return DiscardReport(
         discarded=discarded.changes,
         checkpoint=discarded.checkpoint,
-        ended_processes=discarded.ended_processes,
+        ended_processes=len(discarded.ended),
         left=_left(discarded.left.left),
+        ended=job_reports(discarded.ended),
+    )
+
+
+def job_reports(jobs: Iterable[JobFacts]) -> tuple[JobReport, ...]:
+    """The reports of commands of the sandbox."""
+    return tuple(map(_job, jobs))
+
+
+def _job(job: JobFacts) -> JobReport:
+    result = job.result
+    return JobReport(
+        id=job.id,
+        argv=tuple(text(os.fsencode(word)) for word in job.argv),
+        state="ended" if job.over or job.ended_by else "running",
+        background=job.background,
+        tty=job.tty,
+        client=job.client,
+        started_at=datetime.fromtimestamp(job.started_at_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        running_ms=job.running_ms,
+        exit_code=result.exit_code if result else None,
+        signal=(result.signal or None) if result else None,
+        ended_by=(result.ended_by if result else job.ended_by) or None,
+        cpu_ms=result.user_cpu_ms + result.system_cpu_ms if result else job.cpu_ms,
+        memory_bytes=job.memory_bytes,
+        processes=job.processes,
+        output_bytes=job.output_bytes,
     )
 
 
@@ -233,6 +266,10 @@ def exec_report(
         out_of_memory=result.out_of_memory,
         ended_by=result.ended_by or None,
         changes=changes,
+        out_of_processes=result.out_of_processes,
+        user_cpu_ms=result.user_cpu_ms,
+        system_cpu_ms=result.system_cpu_ms,
+        memory_peak_bytes=result.memory_peak_bytes,
         commit_id=landing.committed.commit_id if isinstance(landing, Landed) else None,
         waits=error_fields(landing) if isinstance(landing, WorkbenchError) else None,
     )

@@ -12,6 +12,7 @@ from workbench.checkpoints import upkeep
 from workbench.checkpoints.history import RowKind
 from workbench.cli import output
 from workbench.cli.audit import show_audit, verify_audit
+from workbench.cli.jobs import say_ended
 from workbench.cli.options import Context, ForceStopOption, JsonOption, QuietOption, SessionOption, WorkspaceOption, run
 from workbench.cli.report import (
     checkpoint_report,
@@ -203,7 +204,9 @@ async def _landed(context: Context, number: int) -> None:
         return
     for committed, _ in found:
         changes = sum(not change.implied for change in committed.changes)
-        said = f"{output.count(changes, 'change')}, session {committed.session}"
+        # A revert is of no session.
+        of = f", session {committed.session}" if committed.session else ""
+        said = f"{output.count(changes, 'change')}{of}"
         print(f"{output.bold(committed.commit_id)}  {_age(committed.created_ns):>14}  {said}")
         if committed.message:
             print(f"  {output.text(committed.message)}")
@@ -305,8 +308,7 @@ def _say(context: Context, travelled: Travelled) -> None:
     _say_left(context, travelled.journey.left, travelled.journey.without_repository)
     if context.quiet:
         return
-    if travelled.ended_processes:
-        output.say(f"ended {output.count(travelled.ended_processes, 'process')} in the sandbox")
+    say_ended(travelled.ended)
     removed, restored = len(travelled.journey.removed), len(travelled.journey.restored)
     if not removed and not restored:
         output.say("nothing had to change")

@@ -131,6 +131,62 @@ class DecisionsInput(Frozen):
     reject_hunks: tuple[str, ...] = ()
 
 
+class JobReport(Frozen):
+    """A command of the sandbox: one line of `workbench ps --json`, and what other commands say they ended.
+
+    `argv` is cut where it's long. `state` is `running` or `ended`; `exit_code` and `signal` are known once it has ended.
+    CPU time is all it has used; memory and processes are those of the moment.
+    """
+
+    id: str
+    argv: tuple[str, ...]
+    state: str
+    background: bool
+    tty: bool
+    client: int
+    started_at: str
+    running_ms: int
+    exit_code: int | None = None
+    signal: str | None = None
+    ended_by: str | None = None
+    cpu_ms: int = 0
+    memory_bytes: int = 0
+    processes: int = 0
+    output_bytes: int = 0
+
+
+class JobsReport(Frozen):
+    """`workbench ps --json`, oldest first."""
+
+    version: int = 1
+    jobs: tuple[JobReport, ...]
+
+
+class StartedReport(Frozen):
+    """`workbench exec -d --json`: the id under which the command is known."""
+
+    version: int = 1
+    id: str
+
+
+class LogsReport(Frozen):
+    """`workbench logs --json`: what is kept of both streams, undecodable bytes replaced, and how much isn't."""
+
+    version: int = 1
+    id: str
+    state: str
+    stdout: str
+    stderr: str
+    omitted_bytes: int
+
+
+class StopReport(Frozen):
+    """`workbench stop --json` and `workbench refresh --json`: what that ended."""
+
+    version: int = 1
+    ended: tuple[JobReport, ...] = ()
+
+
 class CommitReport(Frozen):
     """`workbench commit --json`. `weak` says that the filesystem can't exchange two names, which leaves a window.
 
@@ -144,6 +200,7 @@ class CommitReport(Frozen):
     left: tuple[LeftReport, ...]
     ended_processes: int = 0
     weak: bool = False
+    ended: tuple[JobReport, ...] = ()
     verified: bool = False
     differs: tuple[PathReport, ...] = ()
 
@@ -173,6 +230,7 @@ class MergeReport(Frozen):
     taken: tuple[PathReport, ...]
     unmerged: tuple[UnmergedReport, ...]
     ended_processes: int = 0
+    ended: tuple[JobReport, ...] = ()
 
 
 class RevertReport(Frozen):
@@ -192,6 +250,7 @@ class DiscardReport(Frozen):
     checkpoint: str
     left: tuple[LeftReport, ...] = ()
     ended_processes: int = 0
+    ended: tuple[JobReport, ...] = ()
 
 
 class CheckpointReport(Frozen):
@@ -280,6 +339,7 @@ class RewindReport(Frozen):
     before: str
     left: tuple[PathReport, ...] = ()
     without_repository: bool = False
+    ended: tuple[JobReport, ...] = ()
 
 
 class ForkReport(Frozen):
@@ -323,6 +383,10 @@ class ExecReport(Frozen):
     ended_by: str | None = None
     changes: int | None = None
     error: dict[str, str | None] | None = None
+    out_of_processes: bool = False
+    user_cpu_ms: int = 0
+    system_cpu_ms: int = 0
+    memory_peak_bytes: int = 0
     commit_id: str | None = None
     waits: dict[str, str | None] | None = None
 

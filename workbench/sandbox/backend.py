@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from anyio.abc import ByteStream
 
-from workbench.errors import SandboxError
+from workbench.errors import OptionsError, SandboxError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,10 @@ class OverlayMount:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a sandbox may use: bytes, counts, and cores (0 is no limit). The tmpfs sizes count towards the memory."""
+    """What a sandbox may use: bytes, counts, and cores (0 is no limit). The tmpfs sizes count towards the memory.
+
+    `disk_bytes` is what the overlay may hold; what runs when it grows over that is ended.
+    """
 
     memory_bytes: int = 4 << 30
     pids: int = 1024
@@ -31,6 +34,28 @@ class Limits:
     tmp_bytes: int = 1 << 30
     home_bytes: int = 512 << 20
     open_files: int = 65536
+    disk_bytes: int = 10 << 30
+
+    def check(self) -> None:
+        """Raises OptionsError where no sandbox could work within these limits."""
+        for name, least in (("memory_bytes", 64 << 20), ("pids", 16), ("open_files", 64)):
+            if 0 < getattr(self, name) < least:
+                raise OptionsError(f"A sandbox doesn't work with {name} below {least}.")
+        if any(getattr(self, name) < 0 for name in self.__slots__):
+            raise OptionsError("A limit of a sandbox can't be negative.")
+        # A full one must never take what the supervisor itself needs.
+        if self.memory_bytes and self.tmp_bytes + self.home_bytes > self.memory_bytes * 3 // 4:
+            raise OptionsError(
+                "/tmp and the home directory are held in memory, so together they can have three quarters of it at most.",
+                hint="Make them smaller, or the memory limit larger.",
+            )
+
+    def within(self) -> Limits:
+        """These, with /tmp and the home directory made smaller where the memory limit doesn't leave room for them."""
+        if not self.memory_bytes:
+            return self
+        tmp, home = min(self.tmp_bytes, self.memory_bytes // 4), min(self.home_bytes, self.memory_bytes // 8)
+        return replace(self, tmp_bytes=tmp, home_bytes=home)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,12 @@ def supervisor_source() -> bytes:
 
 def supervisor_arguments(spec: SandboxSpec) -> tuple[str, ...]:
     """What the supervisor is told, as it describes: where the mounts are, and how many commands may run at once."""
-    jobs = max(1, min(_JOBS, spec.limits.pids // _PROCESSES_PER_JOB)) if spec.limits.pids else _JOBS
-    return (json.dumps({"targets": [mount.target for mount in spec.mounts], "jobs": jobs}),)
+    return (json.dumps({"targets": [mount.target for mount in spec.mounts], "jobs": jobs_at_once(spec)}),)
+
+
+def jobs_at_once(spec: SandboxSpec) -> int:
+    """How many commands run at once; further ones wait for their turn."""
+    return max(1, min(_JOBS, spec.limits.pids // _PROCESSES_PER_JOB)) if spec.limits.pids else _JOBS
 
 
 def loader(source: bytes, arguments: tuple[str, ...], limits: Mapping[str, int]) -> list[str]:

@@ -20,14 +20,16 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import SocketAttribute, UNIXSocketStream
 
-from workbench.errors import OverlayError, SandboxError
+from workbench.errors import OptionsError, OverlayError, SandboxError
 from workbench.sandbox import frames, runtime
 from workbench.sandbox.connection import SupervisorConnection
+from workbench.sandbox.job import AttachedJob
 
 # What is only needed now and then is imported then: it would cost every command.
 if TYPE_CHECKING:
+    from workbench.protocol.commands import Command
     from workbench.sandbox.backend import SandboxSpec
-    from workbench.sandbox.facts import KeeperInfo, RunningJob
+    from workbench.sandbox.facts import JobFacts, KeeperInfo
     from workbench.vfs.session import OverlayDirectory, OverlayLock
 
 Report = Callable[[str], None]
@@ -126,7 +128,55 @@ class KeeperClient(SupervisorConnection):
 
         return KeeperInfo.of(await self._finish(await self._ask(frames.INFO)))
 
-    async def stop(self, *, force: bool = False, reason: str = "stop") -> tuple[RunningJob, ...]:
+    # Commands in the background
+
+    async def start_job(self, command: Command) -> str:
+        """Have a command started that goes on without us, and wait until it runs; returns the id it's known by.
+
+        The beginning and the end of its output are kept; `output_limit` says nothing here. Raises CommandError where it
+        never ran, SandboxError (sandbox_busy) where too many run in the background, OptionsError, SandboxError
+        (sandbox_lost).
+        """
+        frames.check_command(command)
+        content = {**frames.command_content(command), "detached": True}
+        return frames.text(await self._finish(await self._ask_json(frames.RUN, content)), "job", 64)
+
+    async def jobs(self) -> tuple[JobFacts, ...]:
+        """The commands that run, and those in the background that ended lately, oldest first. Raises SandboxError."""
+        from workbench.sandbox.facts import JobFacts
+
+        answer = await self._finish(await self._ask(frames.JOBS))
+        return tuple(JobFacts.of(job) for job in frames.objects(answer, "jobs"))
+
+    async def attach(self, job: str, *, tail: int | None = None, follow: bool = True) -> AttachedJob:
+        """Read the output of a command in the background, and write to it.
+
+        `job` is its id, or a beginning of it that no other has. `tail` is from how many lines before the end on, by
+        default all that is kept. Without `follow` it's over at the end of what there is by now. An unknown one is
+        SandboxError (job_not_found), which `AttachedJob.wait` raises; OptionsError for a negative tail.
+        """
+        if tail is not None and tail < 0:
+            raise OptionsError(f"tail is {tail}, but can't be negative.")
+        return AttachedJob(self, await self._ask_json(frames.ATTACH, {"job": job, "tail": tail, "follow": follow}))
+
+    async def signal_job(self, job: str, number: int) -> None:
+        """Send a signal to a command, as `Job.signal`; one that has ended gets none.
+
+        Raises SandboxError (job_not_found, sandbox_lost), OptionsError for a number that is no signal's.
+        """
+        if not 1 <= number <= frames.HIGHEST_SIGNAL:
+            raise OptionsError(f"{number} is no signal's number.")
+        await self._finish(await self._ask_json(frames.END_JOB, {"job": job, "signal": number}))
+
+    async def end_job(self, job: str, *, grace_ms: int = 0, reason: str = "kill") -> None:
+        """End all processes of a command, as `Job.kill`, and wait for that.
+
+        Raises SandboxError (job_not_found, sandbox_lost).
+        """
+        content = {"job": job, "grace_ms": grace_ms, "reason": reason}
+        await self._finish(await self._ask_json(frames.END_JOB, content))
+
+    async def stop(self, *, force: bool = False, reason: str = "stop") -> tuple[JobFacts, ...]:
         """End every command (their results say `ended_by` `reason`) and the sandbox; returns which were ended.
 
         When it returns nothing is mounted and the overlay's lock is free. Without `force` a command with a terminal is
@@ -135,11 +185,11 @@ class KeeperClient(SupervisorConnection):
         """
         return await self._stop({"force": force, "reason": reason})
 
-    async def _stop(self, content: frames.Json) -> tuple[RunningJob, ...]:
-        from workbench.sandbox.facts import RunningJob
+    async def _stop(self, content: frames.Json) -> tuple[JobFacts, ...]:
+        from workbench.sandbox.facts import JobFacts
 
         answer = await self._finish(await self._ask_json(frames.STOP, content))
-        return tuple(RunningJob.of(job) for job in frames.objects(answer, "ended", 1 << 16))
+        return tuple(JobFacts.of(job) for job in frames.objects(answer, "ended"))
 
     async def _greet(self) -> KeeperClient | None:
         peer = self._stream.extra(SocketAttribute.raw_socket)

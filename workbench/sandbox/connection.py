@@ -7,7 +7,7 @@ used and closed anywhere, and cancelling whoever reads only passes the reading o
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -19,142 +19,15 @@ from workbench.errors import SandboxError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox import frames
 from workbench.sandbox.exchange import Exchange
+from workbench.sandbox.job import Job, OutputCallback
 
 # What is only needed now and then is imported then: it would cost every command.
 if TYPE_CHECKING:
     from workbench.sandbox.facts import Counters, FileFacts, Hello
 
-OutputCallback = Callable[[bytes], object]
-"""Takes output as it comes. It may be a coroutine function; while it isn't done, the command waits."""
-
 _READ_SIZE = 256 << 10
 _SEND_SECONDS = 30.0
 _END_SECONDS = 20.0
-
-
-class Job:
-    """A command that was started, until `wait` has returned."""
-
-    def __init__(self, connection: SupervisorConnection, command: Command, exchange: Exchange) -> None:
-        self._connection = connection
-        self._command = command
-        self._exchange = exchange
-
-    async def signal(self, number: int) -> None:
-        """Send a signal to the foreground group of its terminal, or to its own process group where it has none."""
-        await self._connection.send(frames.encode(frames.SIGNAL, self._exchange.number, bytes([number])))
-
-    async def resize(self, rows: int, columns: int) -> None:
-        """Give its terminal another size."""
-        payload = frames.SIZE.pack(rows & 0xFFFF, columns & 0xFFFF)
-        await self._connection.send(frames.encode(frames.RESIZE, self._exchange.number, payload))
-
-    async def kill(self, reason: str = "", *, grace_ms: int = 0, discard: bool = False) -> None:
-        """End all of its processes; its result says `ended_by` `reason`.
-
-        With `grace_ms` they get a SIGTERM first. `discard` drops what it wrote and wasn't read yet.
-        """
-        content = {"grace_ms": grace_ms, "discard": discard, "reason": reason}
-        await self._connection.send(frames.encode_json(frames.KILL, self._exchange.number, content))
-
-    async def send_input(self, data: bytes) -> bool:
-        """Write to its standard input, waiting until it takes that; False where it reads no more.
-
-        Raises SandboxError (sandbox_lost).
-        """
-        return await self._connection.send_data(self._exchange, data)
-
-    async def end_input(self) -> None:
-        """Close its standard input (in a terminal: type ^D)."""
-        await self._connection.send(frames.encode(frames.DATA, self._exchange.number))
-
-    async def wait(
-        self,
-        *,
-        stdin: AsyncIterator[bytes] | None = None,
-        on_stdout: OutputCallback | None = None,
-        on_stderr: OutputCallback | None = None,
-    ) -> CommandResult:
-        """Wait until it and everything that it started has ended, feeding it `stdin` meanwhile.
-
-        With an `output_limit` the result has what was kept of the output; the callbacks get that, too. A generator given
-        as `stdin` is closed in the end. Cancelling ends the command and waits until it's gone. Raises CommandError where
-        it never ran, SandboxError (sandbox_lost), and what `stdin` or a callback raises, once the command was ended.
-        """
-        connection, exchange = self._connection, self._exchange
-        kept = (bytearray(), bytearray())
-        callbacks = (on_stdout, on_stderr)
-
-        async def take(kind: bytes, data: bytes) -> None:
-            index = 0 if kind == frames.STDOUT else 1
-            if self._command.output_limit:
-                kept[index].extend(data)
-                if len(kept[index]) > self._command.output_limit:
-                    raise frames.lost("it sent more than it was asked for")
-            callback = callbacks[index]
-            if callback is not None:
-                result = callback(data)
-                if isinstance(result, Awaitable):
-                    await result
-
-        try:
-            if stdin is None:
-                content = await connection.collect(exchange, take)
-            else:
-                content = await self._feed_and_collect(stdin, take)
-        except BaseException:
-            await self._abandon()
-            raise
-        return frames.command_result(content, bytes(kept[0]), bytes(kept[1]))
-
-    async def _feed_and_collect(
-        self, stdin: AsyncIterator[bytes], take: Callable[[bytes, bytes], Awaitable[None]]
-    ) -> frames.Json:
-        # What fails is carried out of the task group by hand: callers await one command, not a group of errors.
-        content: frames.Json | None = None
-        failed: Exception | None = None
-
-        async def feed() -> None:
-            nonlocal failed
-            try:
-                async for data in stdin:
-                    if not await self.send_input(data):
-                        return
-                await self.end_input()
-            except Exception as error:  # noqa: BLE001  raised again below
-                failed = failed or error
-                group.cancel_scope.cancel()
-            finally:
-                if isinstance(stdin, AsyncGenerator):
-                    with anyio.CancelScope(shield=True):
-                        await stdin.aclose()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(feed)
-            try:
-                content = await self._connection.collect(self._exchange, take)
-            except Exception as error:  # noqa: BLE001  raised again below
-                failed = failed or error
-            group.cancel_scope.cancel()
-        if content is not None:
-            return content
-        raise failed or frames.lost("its answer never came")
-
-    async def _abandon(self) -> None:
-        """End a command that nobody waits for any more, and see it end."""
-        if self._exchange.over or self._connection.lost:
-            return
-
-        async def drop(kind: bytes, data: bytes) -> None:
-            pass
-
-        with anyio.move_on_after(_END_SECONDS, shield=True):
-            try:
-                await self.kill("cancel", discard=True)
-                await self._connection.collect(self._exchange, drop)
-            except (SandboxError, OSError):
-                # It's gone, or never was: that was the aim. What made us abandon it is being raised.
-                return
 
 
 class SupervisorConnection:
@@ -311,6 +184,18 @@ class SupervisorConnection:
 
         return Counters.of(await self._finish(await self._ask(frames.COUNTERS)))
 
+    async def open_port(self, port: int) -> Exchange:
+        """Connect to a port that something inside listens on, at its loopback address.
+
+        What comes from there is the exchange's output, what goes there its input; an OSError is its answer where nothing
+        listens. Raises SandboxError (sandbox_lost).
+        """
+        return await self._ask_json(frames.CONNECT, {"port": port})
+
+    async def until_lost(self) -> None:
+        """Wait until the sandbox is gone: always raises SandboxError (sandbox_lost)."""
+        await self._until(lambda: False)
+
     # Exchanges
 
     async def collect(
@@ -320,17 +205,21 @@ class SupervisorConnection:
 
         `path` is what an OSError names. Raises what a FAILED frame stands for, what `take` raises, SandboxError.
         """
-        while True:
-            while exchange.chunks:
-                kind, data = exchange.chunks.popleft()
-                await take(kind, bytes(data))
-                if grant := exchange.taken(len(data)):
-                    await self.send(grant)
-            if exchange.failure is not None:
-                raise frames.failure(exchange.failure, path)
-            if exchange.answer is not None:
-                return frames.parse(exchange.answer)
-            await self._until(lambda: bool(exchange.chunks) or exchange.over)
+        while (chunk := await self.next_chunk(exchange)) is not None:
+            await take(*chunk)
+        return exchange.content(path)
+
+    async def next_chunk(self, exchange: Exchange) -> tuple[bytes, bytes] | None:
+        """Wait for output of an exchange; None where its answer has come instead. Raises SandboxError (sandbox_lost)."""
+        # For what was taken before: whoever comes again is done with it.
+        if credit := exchange.credit():
+            await self.send(credit)
+        await self._until(lambda: bool(exchange.chunks) or exchange.over)
+        if not exchange.chunks:
+            return None
+        kind, data = exchange.chunks.popleft()
+        exchange.taken(len(data))
+        return kind, bytes(data)
 
     async def send_data(self, exchange: Exchange, data: bytes) -> bool:
         """Send input of an exchange as it's granted; False where it's over or takes no more. Raises SandboxError."""

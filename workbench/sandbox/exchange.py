@@ -30,12 +30,18 @@ class Exchange:
         """Whether the answer is there."""
         return self.answer is not None or self.failure is not None
 
+    def content(self, path: str = "") -> frames.Json:
+        """What the answer says; raises what it stands for where that is FAILED: an OSError names `path`."""
+        if self.failure is not None:
+            raise frames.failure(self.failure, path)
+        return frames.parse(self.answer or b"")
+
     def add_output(self, kind: bytes, data: bytes) -> None:
         """Keep output until it's taken. Raises SandboxError (sandbox_lost) for more than was granted."""
         self.unread += len(data)
         if self.unread + self.owed > frames.WINDOW:
             raise frames.lost("it sent more than it was allowed to")
-        if self.chunks and self.chunks[-1][0] == kind:
+        if self.chunks and self.chunks[-1][0] == kind != frames.LEFT_OUT:
             self.chunks[-1][1].extend(data)
         else:
             self.chunks.append((kind, bytearray(data)))
@@ -48,7 +54,7 @@ class Exchange:
 
     def receive(self, kind: bytes, payload: bytes) -> None:
         """Take in a frame of this exchange. Raises SandboxError (sandbox_lost) where it breaks a rule."""
-        if kind in (frames.STDOUT, frames.STDERR):
+        if kind in (frames.STDOUT, frames.STDERR, frames.LEFT_OUT):
             self.add_output(kind, payload)
         elif kind == frames.CREDIT:
             self.grant(payload)
@@ -59,10 +65,13 @@ class Exchange:
         elif kind == frames.FAILED:
             self.failure = payload
 
-    def taken(self, count: int) -> bytes:
-        """Note that so much output was taken; returns the frame that grants as much again, empty while that can wait."""
+    def taken(self, count: int) -> None:
+        """Note that so much output was taken."""
         self.unread -= count
         self.owed += count
+
+    def credit(self) -> bytes:
+        """The frame that grants as much again as was taken; empty while that can wait."""
         if self.owed < frames.WINDOW // 4 or self.over:
             return b""
         owed, self.owed = self.owed, 0

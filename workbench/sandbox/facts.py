@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.protocol.commands import CommandResult
 from workbench.sandbox import frames
+from workbench.sandbox.backend import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +120,47 @@ class FileFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningJob:
-    """A command that runs, or that a stop ended; `client` is the process that asked for it, 0 if that is gone."""
+class JobFacts:
+    """A command that runs, that ended lately, or that a stop ended (`ended_by`).
 
+    `argv` is cut where it's long. `client` is the process that waits for it, 0 where none does. `started_at_ms` counts
+    from 1970. CPU time, memory and processes are those of the moment, 0 where they weren't asked for. `over` says that it
+    has ended; `result` is None while it runs, and where it was lost with its sandbox.
+    """
+
+    id: str
     argv: tuple[str, ...]
     tty: bool
+    background: bool
     client: int
+    started_at_ms: int
     running_ms: int
+    cpu_ms: int = 0
+    memory_bytes: int = 0
+    processes: int = 0
+    output_bytes: int = 0
+    over: bool = False
+    result: CommandResult | None = None
     ended_by: str = ""
 
     @classmethod
-    def of(cls, content: frames.Json) -> RunningJob:
+    def of(cls, content: frames.Json) -> JobFacts:
         """Of an answer. Raises SandboxError (sandbox_lost)."""
+        found = content.get("result")
         return cls(
+            id=frames.text(content, "id"),
             argv=_words(content, "argv"),
             tty=frames.flag(content, "tty"),
+            background=frames.flag(content, "background"),
             client=frames.number(content, "client"),
+            started_at_ms=frames.number(content, "started_at_ms"),
             running_ms=frames.number(content, "running_ms"),
+            cpu_ms=frames.number(content, "cpu_ms"),
+            memory_bytes=frames.number(content, "memory_bytes"),
+            processes=frames.number(content, "processes"),
+            output_bytes=frames.number(content, "output_bytes"),
+            over=frames.flag(content, "over"),
+            result=frames.command_result(found, b"", b"") if isinstance(found, dict) else None,
             ended_by=frames.text(content, "ended_by"),
         )
 
@@ -149,15 +175,16 @@ class KeeperInfo:
     name: str
     image: str
     targets: tuple[str, ...]
+    limits: Limits
     uptime_ms: int
     clients: int
     jobs: int
-    running: tuple[RunningJob, ...]
+    running: tuple[JobFacts, ...]
 
     @classmethod
     def of(cls, content: frames.Json) -> KeeperInfo:
         """Of an answer. Raises SandboxError (sandbox_lost)."""
-        running = tuple(RunningJob.of(job) for job in frames.objects(content, "jobs", 1 << 16))
+        running = tuple(JobFacts.of(job) for job in frames.objects(content, "jobs"))
         return cls(
             protocol=frames.number(content, "protocol"),
             pid=frames.number(content, "pid"),
@@ -165,6 +192,7 @@ class KeeperInfo:
             name=frames.text(content, "name"),
             image=frames.text(content, "image"),
             targets=_words(content, "targets"),
+            limits=Limits(**content["limits"]),
             uptime_ms=frames.number(content, "uptime_ms"),
             clients=frames.number(content, "clients"),
             jobs=len(running),

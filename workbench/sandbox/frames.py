@@ -6,12 +6,13 @@ Whoever asks picks the id; an exchange begins with a request and ends with RESUL
 =============  =========  ==========================================================================================
 kind           from       payload
 =============  =========  ==========================================================================================
-RUN            host       JSON: `argv cwd environment tty rows columns stdin timeout_ms output_limit`
+RUN            host       JSON: `argv cwd environment tty rows columns stdin timeout_ms output_limit`, and from a client
+                          `detached` (the keeper keeps it, and its output) and `label`
 DATA           host       input of a command, or content of a file being written; empty: its end
 CREDIT         both       `!I`: so many bytes of this exchange were consumed. Each side starts with WINDOW.
 SIGNAL         host       `!B`: a signal for the command's foreground group
 RESIZE         host       `!HH`: rows, columns
-KILL           host       JSON: `grace_ms` (SIGTERM first, where it isn't 0), `discard` (its output), `reason`
+KILL           host       JSON: `grace_ms` (`signal` first, where it isn't 0), `discard` (its output), `reason`
 FREEZE         host       empty; commands, writes and edits wait from its RESULT until the last holder's THAW
 THAW           host       `!I`: the id of the FREEZE to end
 WRITE          host       JSON: `mount path mode exclusive append`, then DATA
@@ -20,14 +21,22 @@ EDIT           host       JSON: `mount path call` (mkdir rmdir unlink symlink re
 READ           host       JSON: `mount path offset length`; answered by STDOUT frames
 STAT           host       JSON: `mount path`
 COUNTERS       host       empty
+USAGE          host       empty; answered by RESULT with `jobs`: the RUN's id, then CPU ms, bytes, processes
+CONNECT        host       JSON: `port`, of the loopback address inside; then DATA, answered by STDOUT frames
 HELLO          sandbox    JSON: the first frame, id 0
 STDOUT STDERR  sandbox    output
 INPUT_CLOSED   sandbox    empty: the command reads no more
+BEGUN          sandbox    `!I`: the command runs, under this process id; only where RUN said `announce`
 RESULT         sandbox    JSON
 FAILED         sandbox    JSON: `code message errno`; with id 0 the whole connection failed
 GREET          client     JSON: `protocol`; the first frame to a keeper, answered by HELLO
 INFO           client     empty; answered by RESULT
 STOP           client     JSON: `force reason`; answered by RESULT once the sandbox is gone
+JOBS           client     empty; answered by RESULT with `jobs`, those that run and those that ended lately
+ATTACH         client     JSON: `job follow tail` (lines; null: all); answered by output, then RESULT; takes what RUN takes
+LEFT_OUT       keeper     `!Q`: so many bytes of the job's output aren't kept any more
+DETACH         client     empty: ends the ATTACH of this id, not the job
+END_JOB        client     JSON: `job`, and `signal`, or `grace_ms` and `reason`
 =============  =========  ==========================================================================================
 
 The supervisor's frames are untrusted: whatever runs in the sandbox may have taken it over. Sizes are bounded, types are
@@ -46,11 +55,12 @@ from workbench.errors import CommandError, OptionsError, SandboxError
 from workbench.protocol.commands import Command, CommandResult
 
 PROTOCOL = 1
-KEEPER_PROTOCOL = 1
+KEEPER_PROTOCOL = 2
 """Of what clients and keepers say to each other. GREET, HELLO and STOP never change, so that any two can part."""
 
 HEADER = struct.Struct("!IcI")
 COUNT = struct.Struct("!I")
+LONG_COUNT = struct.Struct("!Q")
 SIZE = struct.Struct("!HH")
 MAX_PAYLOAD = 1 << 20
 MAX_ANSWER = 256 << 10
@@ -58,17 +68,22 @@ WINDOW = 256 << 10
 CHUNK = 64 << 10
 MAX_OUTPUT_LIMIT = 16 << 20
 MAX_NUMBER = (1 << 63) - 1
+HIGHEST_SIGNAL = 64
 
 RUN, DATA, CREDIT, SIGNAL, RESIZE, KILL = b"R", b"D", b"C", b"S", b"Z", b"K"
 FREEZE, THAW, WRITE, READ, STAT, COUNTERS, EDIT = b"F", b"T", b"W", b"G", b"L", b"N", b"M"
+USAGE, CONNECT = b"U", b"P"
 HELLO, STDOUT, STDERR, INPUT_CLOSED, RESULT, FAILED = b"H", b"O", b"E", b"I", b"X", b"!"
+BEGUN = b"B"
 GREET, INFO, STOP = b"V", b"A", b"Q"
+JOBS, ATTACH, LEFT_OUT, DETACH, END_JOB = b"J", b"Y", b"m", b"y", b"j"
 
 _COMMAND_CODES = ("command_not_found", "command_not_executable", "invalid_directory", "spawn_failed")
 _SANDBOX_CODES = (
     "sandbox_failed",
     "sandbox_lost",
     "sandbox_busy",
+    "job_not_found",
     "keeper_failed",
     "engine_unavailable",
     "backend_unavailable",
@@ -211,6 +226,7 @@ def command_content(command: Command) -> Json:
             "stdin": command.stdin or command.tty,
             "timeout_ms": command.timeout_ms,
             "output_limit": command.output_limit,
+            "label": portable(command.label),
         }
     except UnicodeEncodeError as error:
         raise OptionsError("The command holds characters that no command can be made of.") from error
@@ -239,8 +255,30 @@ def command_result(content: Json, stdout: bytes, stderr: bytes) -> CommandResult
         omitted_bytes=sum(number({"omitted": value}, "omitted") for value in omitted),
         stopped_processes=number(content, "stopped"),
         out_of_memory=flag(content, "out_of_memory"),
+        out_of_processes=flag(content, "out_of_processes"),
+        user_cpu_ms=number(content, "user_cpu_us") // 1000,
+        system_cpu_ms=number(content, "system_cpu_us") // 1000,
+        memory_peak_bytes=number(content, "memory_peak_bytes"),
         ended_by=text(content, "ended_by", 100),
     )
+
+
+def result_content(result: CommandResult) -> Json:
+    """The other way round, without output: what `command_result` makes a result like this one of."""
+    return {
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "timed_out": result.timed_out,
+        "duration_ms": result.duration_ms,
+        "omitted": [result.omitted_bytes],
+        "stopped": result.stopped_processes,
+        "out_of_memory": result.out_of_memory,
+        "out_of_processes": result.out_of_processes,
+        "user_cpu_us": result.user_cpu_ms * 1000,
+        "system_cpu_us": result.system_cpu_ms * 1000,
+        "memory_peak_bytes": result.memory_peak_bytes,
+        "ended_by": result.ended_by,
+    }
 
 
 def failure(payload: bytes, path: str = "") -> SandboxError | OptionsError | OSError:

@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import anyio
@@ -29,9 +29,13 @@ from anyio.abc import ByteStream
 
 from workbench.errors import OptionsError, SandboxError, StateError, WorkbenchError
 from workbench.protocol.records import MountRecord
-from workbench.sandbox import frames, runtime
+from workbench.sandbox import disk, frames, runtime
 from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.backends import make_backend
+from workbench.sandbox.background import Follower
+from workbench.sandbox.bootstrap import jobs_at_once
+from workbench.sandbox.named_jobs import MOST_LISTED, NamedJobs
+from workbench.sandbox.routes import Client, Route
 from workbench.vfs.session import OverlayDirectory, OverlayLock
 
 PROTOCOL = frames.KEEPER_PROTOCOL
@@ -53,18 +57,7 @@ def spec_from_json(text: str) -> SandboxSpec:
     return SandboxSpec(**content)
 
 
-@dataclass(slots=True, eq=False)
-class _Route:
-    """One exchange on its way through: whose it is and under which id, and what credit there is each way."""
-
-    kind: bytes
-    client: _Client | None
-    number: int
-    argv: list[str] = field(default_factory=list)
-    tty: bool = False
-    since: float = field(default_factory=time.monotonic)
-    outstanding: int = 0
-    input_credit: int = frames.WINDOW
+_PASSED_ON = (frames.FREEZE, frames.WRITE, frames.READ, frames.STAT, frames.COUNTERS, frames.EDIT, frames.CONNECT)
 
 
 class _Client(asyncio.Protocol):
@@ -78,6 +71,7 @@ class _Client(asyncio.Protocol):
         self.pid = 0
         self.routes: dict[int, int] = {}
         self.holds: dict[int, int] = {}
+        self.followers: dict[int, Follower] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -131,10 +125,18 @@ class Keeper:
         self._server: asyncio.Server | None = None
         self._socket = ""
         self._clients: set[_Client] = set()
-        self._routes: dict[int, _Route] = {}
+        self._routes: dict[int, Route] = {}
+        self._jobs = NamedJobs(
+            self._routes,
+            max(1, jobs_at_once(spec) // 2),
+            ask=self._ask,
+            tell=self._tell_sandbox,
+            finish=self._finish,
+        )
         self._last = 0
         self._outgoing = bytearray()
         self._wake = asyncio.Event()
+        self._busy = asyncio.Event()
         self._idle: asyncio.TimerHandle | None = None
         self._stopping = ""
         self._draining = False
@@ -169,6 +171,8 @@ class Keeper:
         async with self._watching(), anyio.create_task_group() as group:
             group.start_soon(self._receive, stream)
             group.start_soon(self._send, stream)
+            uppers, limit = [mount.upper for mount in self._spec.mounts], self._spec.limits.disk_bytes
+            group.start_soon(disk.watch, disk.DiskWatch(uppers, limit), self._busy, self._jobs)
             self._rest()
             await self._stop.wait()
             await self._end_jobs()
@@ -282,6 +286,9 @@ class Keeper:
         route = self._routes.get(number)
         if route is None:
             return
+        if route.job is not None:
+            self._jobs.answer(number, route, route.job, kind, payload)
+            return
         if kind in (frames.STDOUT, frames.STDERR):
             route.outstanding += len(payload)
             if route.outstanding > frames.WINDOW:
@@ -290,15 +297,19 @@ class Keeper:
             route.input_credit += frames.COUNT.unpack(payload)[0] if len(payload) == frames.COUNT.size else 0
         elif kind in (frames.RESULT, frames.FAILED):
             self._finish(number, route)
+            if route.answered is not None:
+                route.answered(kind, payload)
         elif kind != frames.INPUT_CLOSED:
             return
         if route.client is not None:
             route.client.send(frames.encode(kind, route.number, payload))
 
-    def _finish(self, number: int, route: _Route) -> None:
+    def _finish(self, number: int, route: Route) -> None:
         del self._routes[number]
         if route.client is not None:
             route.client.routes.pop(route.number, None)
+        for client, asked in route.enders:
+            client.send(frames.encode_json(frames.RESULT, asked, {}))
         self._rest()
 
     def _lose(self, error: SandboxError) -> None:
@@ -324,9 +335,12 @@ class Keeper:
         for number in client.routes.values():
             route = self._routes[number]
             route.client = None
-            if route.kind in (frames.RUN, frames.WRITE, frames.READ):
-                self._kill(number, "cancel", grace_ms=0, discard=True)
+            if route.kind in (frames.RUN, frames.WRITE, frames.READ, frames.CONNECT):
+                self._jobs.kill(number, "cancel", grace_ms=0, discard=True)
         client.routes.clear()
+        for follower in client.followers.values():
+            follower.job.followers.discard(follower)
+        client.followers.clear()
         for number in client.holds.values():
             self._ask(frames.THAW, frames.COUNT.pack(number))
         client.holds.clear()
@@ -344,10 +358,14 @@ class Keeper:
             self._asked_to_stop(client, number, frames.parse(payload))
         elif not client.greeted:
             raise frames.lost("no greeting")
-        elif kind in (frames.DATA, frames.CREDIT, frames.SIGNAL, frames.RESIZE, frames.KILL):
+        elif number in client.followers:
+            self._jobs.follow_up(client.followers[number], kind, payload)
+        elif kind in (frames.DATA, frames.CREDIT, frames.SIGNAL, frames.RESIZE, frames.KILL, frames.DETACH):
             self._follow_up(client, kind, number, payload)
         elif number in client.routes:
             raise frames.lost(f"id {number} is in use")
+        elif kind in (frames.ATTACH, frames.END_JOB):
+            self._jobs.request(client, kind, number, frames.parse(payload))
         elif kind == frames.INFO:
             client.send(frames.encode_json(frames.RESULT, number, self._info()))
         elif self._error is not None or self._stopping or (self._draining and kind == frames.RUN):
@@ -356,12 +374,13 @@ class Keeper:
         elif kind == frames.THAW:
             hold = client.holds.pop(frames.COUNT.unpack(payload)[0])
             self._ask(kind, frames.COUNT.pack(hold), client, number)
-        elif kind in (frames.RUN, frames.FREEZE, frames.WRITE, frames.READ, frames.STAT, frames.COUNTERS, frames.EDIT):
-            content = json.loads(payload) if kind == frames.RUN else {}
+        elif kind == frames.JOBS:
+            self._jobs.list(client, number)
+        elif kind == frames.RUN:
+            self._jobs.run(client, number, payload)
+            self._busy.set()
+        elif kind in _PASSED_ON:
             asked = self._ask(kind, payload, client, number)
-            route = self._routes[asked]
-            route.argv = [str(word)[:200] for word in content.get("argv", [])][:50]
-            route.tty = bool(content.get("tty"))
             if kind == frames.FREEZE:
                 client.holds[number] = asked
         else:
@@ -369,9 +388,14 @@ class Keeper:
 
     def _follow_up(self, client: _Client, kind: bytes, number: int, payload: bytes) -> None:
         asked = client.routes.get(number)
-        if asked is None:
+        if asked is None or kind == frames.DETACH:
             return
         route = self._routes[asked]
+        if route.job is not None:
+            # It's still to begin, and then it's nobody's: there is only its end to be asked for.
+            if kind == frames.KILL:
+                self._tell_sandbox(kind, asked, payload)
+            return
         if kind == frames.CREDIT:
             route.outstanding -= frames.COUNT.unpack(payload)[0]
         elif kind == frames.DATA:
@@ -379,28 +403,27 @@ class Keeper:
             route.input_credit -= len(payload)
             if route.input_credit < 0:
                 raise frames.lost("more input than was granted")
-        elif (kind, len(payload)) not in ((frames.SIGNAL, 1), (frames.RESIZE, frames.SIZE.size)):
-            frames.parse(payload)
+        elif kind == frames.KILL:
+            content = frames.parse(payload)
+            frames.number(content, "grace_ms")
+            frames.number(content, "signal", 1, low=1, high=frames.HIGHEST_SIGNAL)
+        elif kind == frames.SIGNAL:
+            frames.number({"signal": int.from_bytes(payload)}, "signal", low=1, high=frames.HIGHEST_SIGNAL)
+        elif len(payload) != frames.SIZE.size:
+            raise frames.lost("no size of a terminal")
         self._tell_sandbox(kind, asked, payload)
 
-    def _ask(self, kind: bytes, payload: bytes, client: _Client | None = None, number: int = 0) -> int:
+    def _ask(self, kind: bytes, payload: bytes, client: Client | None = None, number: int = 0) -> int:
         """Start an exchange with the supervisor, for a client or for ourselves; returns its id there."""
         while self._last == 0 or self._last in self._routes:
             self._last = (self._last + 1) & 0xFFFFFFFF
         asked, self._last = self._last, (self._last + 1) & 0xFFFFFFFF
-        self._routes[asked] = _Route(kind, client, number)
+        self._routes[asked] = Route(kind, client, number)
         if client is not None:
             client.routes[number] = asked
         self._rest()
         self._tell_sandbox(kind, asked, payload)
         return asked
-
-    def _kill(self, number: int, reason: str, *, grace_ms: int, discard: bool) -> None:
-        content = {"grace_ms": grace_ms, "discard": discard, "reason": reason}
-        self._tell_sandbox(frames.KILL, number, json.dumps(content).encode())
-
-    def _jobs(self) -> dict[int, _Route]:
-        return {number: route for number, route in self._routes.items() if route.kind == frames.RUN}
 
     def _info(self) -> frames.Json:
         now = time.monotonic()
@@ -411,9 +434,10 @@ class Keeper:
             "name": self._backend.name,
             "image": self._spec.image,
             "targets": [mount.target for mount in self._spec.mounts],
+            "limits": asdict(self._spec.limits),
             "uptime_ms": int((now - self._started) * 1000),
             "clients": len(self._clients),
-            "jobs": [_describe(route) for route in self._jobs().values()],
+            "jobs": [route.describe() for route in self._jobs.running().values()][:MOST_LISTED],
         }
 
     # Ending
@@ -423,13 +447,13 @@ class Keeper:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        if self._draining and not self._jobs():
+        if self._draining and not self._jobs.running():
             self._end("stop")
         if not self._clients and not self._routes and not self._stopping:
             self._idle = asyncio.get_running_loop().call_later(self._spec.idle_seconds, self._end, "idle")
 
     def _asked_to_stop(self, client: _Client, number: int, content: frames.Json) -> None:
-        shells = [route for route in self._jobs().values() if route.tty]
+        shells = [route for route in self._jobs.running().values() if route.tty and route.is_attached]
         if shells and not content.get("force") and not content.get("drain") and not self._stopping:
             error = SandboxError(
                 "A command with a terminal, such as a shell, runs in the sandbox.",
@@ -462,13 +486,13 @@ class Keeper:
 
     async def _end_jobs(self) -> None:
         """End every command, say to whom and why, and note which there were."""
-        for number, route in self._jobs().items():
-            self._ended.append({**_describe(route), "ended_by": self._stopping})
-            self._kill(number, self._stopping, grace_ms=_KILL_GRACE_MS, discard=False)
+        for number, route in self._jobs.running().items():
+            self._ended.append({**route.describe(), "ended_by": self._stopping})
+            self._jobs.kill(number, self._stopping, grace_ms=_KILL_GRACE_MS, discard=False)
         deadline = time.monotonic() + _END_SECONDS
-        while self._jobs() and self._error is None and time.monotonic() < deadline:
+        while self._jobs.running() and self._error is None and time.monotonic() < deadline:
             await asyncio.sleep(0.002)
-        if self._error is None and self._jobs():
+        if self._error is None and self._jobs.running():
             self._lose(frames.lost("its commands didn't end"))
 
     async def _unmount(self) -> None:
@@ -493,7 +517,7 @@ class Keeper:
     def _leave(self) -> None:
         """Free the lock, and only then say that it's done."""
         self._lock.close()
-        self._tell_stoppers(frames.RESULT, {"ended": self._ended})
+        self._tell_stoppers(frames.RESULT, {"ended": self._ended[:MOST_LISTED]})
         for client in list(self._clients):
             client.close()
 
@@ -501,15 +525,6 @@ class Keeper:
         stoppers, self._stoppers = self._stoppers, []
         for client, number in stoppers:
             client.send(frames.encode_json(kind, number, content))
-
-
-def _describe(route: _Route) -> frames.Json:
-    return {
-        "argv": route.argv,
-        "tty": route.tty,
-        "client": route.client.pid if route.client else 0,
-        "running_ms": int((time.monotonic() - route.since) * 1000),
-    }
 
 
 def _boot_id() -> str:

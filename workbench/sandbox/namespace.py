@@ -163,12 +163,14 @@ class NamespaceBackend:
         """Mount, start bubblewrap, hand the supervisor its source, and wait until it writes something.
 
         Args:
-            report: not used; nothing here takes long.
+            report: hears what isn't enforced.
 
         Returns the stream to the supervisor. Raises SandboxError (backend_unavailable, sandbox_failed) and
         OptionsError, with nothing left behind; SandboxError (sandbox_lost) where that can't be reached.
         """
         source = supervisor_source() if self._source is None else self._source
+        if self._spec.limits.cpus:
+            report("the namespace backend can't limit processor time, so --cpus isn't enforced")
         try:
             stream = self._stream = await self._spawn(source)
             await stream.send(source)

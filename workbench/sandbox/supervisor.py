@@ -42,13 +42,16 @@ MAX_OUTPUT_LIMIT = 16 << 20
 
 RUN, DATA, CREDIT, SIGNAL, RESIZE, KILL = b"R", b"D", b"C", b"S", b"Z", b"K"
 FREEZE, THAW, WRITE, READ, STAT, COUNTERS, EDIT = b"F", b"T", b"W", b"G", b"L", b"N", b"M"
+USAGE, CONNECT = b"U", b"P"
 HELLO, STDOUT, STDERR, INPUT_CLOSED, RESULT, FAILED = b"H", b"O", b"E", b"I", b"X", b"!"
+BEGUN = b"B"
 
 CONGESTED_ABOVE = 1 << 20
 CONGESTED_BELOW = 256 << 10
 READY_REAPERS = 3
 MAX_QUEUED = 4096
 MAX_TRANSFERS = 64
+MAX_CONNECTIONS = 256
 LEFTOVER_GRACE = 0.25
 TIMEOUT_GRACE = 1.0
 SPAWN_PATIENCE = 30.0
@@ -60,7 +63,8 @@ PIPE_CAPACITY = 1 << 20
 OOM_OFFSET = 500
 LINE_END_OF_FILE = b"\x04"
 RENAME_NOREPLACE = 1  # renameat2(2)
-THREADS_FIELD = 17  # of /proc/PID/stat, counted from the state (proc_pid_stat(5))
+# Of /proc/PID/stat, counted from the state (proc_pid_stat(5)).
+UTIME_FIELD, STIME_FIELD, CUTIME_FIELD, CSTIME_FIELD, THREADS_FIELD, RSS_FIELD = 11, 12, 13, 14, 17, 21
 
 # Linux uapi: prctl.h, seccomp.h, audit.h, and each architecture's system call table.
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP = 1, 4, 15, 22
@@ -74,8 +78,8 @@ X32_BIT = 0x40000000
 SOCKET_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
 ARCHITECTURES = {"x86_64": (0xC000003E, 41, 53), "aarch64": (0xC00000B7, 198, 199)}  # audit, socket, socketpair
 
-REPORT = struct.Struct("!cii")
-TAKEN, STARTED, NOT_STARTED, ENDED = b"T", b"S", b"E", b"X"
+REPORT = struct.Struct("!ciiQQQ")
+TAKEN, STARTED, NOT_STARTED, ENDED, ALL_ENDED = b"T", b"S", b"E", b"X", b"A"
 STAGE_SPAWN, STAGE_DIRECTORY = 0, 1
 
 FAULTS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
@@ -190,12 +194,19 @@ def read_number(path: str) -> int | None:
     return 0 if number >= 1 << 62 else number
 
 
-def read_field(path: str, name: str) -> int | None:
-    for line in read_text(path).splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0] == name and words[1].isdigit():
-            return int(words[1])
-    return None
+def open_or_not(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def pread_field(fd: int, name: bytes) -> int | None:
+    """A counter of a file of "name value" lines that is held open; None where there is no such file or line."""
+    if fd < 0:
+        return None
+    _, found, rest = os.pread(fd, 4096, 0).partition(name)
+    return int(rest.split(None, 1)[0]) if found else None
 
 
 class Cgroup:
@@ -212,18 +223,15 @@ class Cgroup:
             self.memory = root + "memory/"
             self.pids = root + "pids/"
         self.root = root
-        try:
-            # Read for every command, so it stays open.
-            name = "memory.events" if self.version == 2 else "memory.oom_control"
-            self.oom_fd = os.open(self.memory + name, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self.oom_fd = -1
+        # Read for every command, so they stay open.
+        self.oom_fd = open_or_not(self.memory + ("memory.events" if self.version == 2 else "memory.oom_control"))
+        self.pids_fd = open_or_not(self.pids + "pids.events")
 
     def oom_kills(self) -> int | None:
-        if self.oom_fd < 0:
-            return None
-        _, found, rest = os.pread(self.oom_fd, 4096, 0).partition(b"oom_kill ")
-        return int(rest.split(None, 1)[0]) if found else None
+        return pread_field(self.oom_fd, b"oom_kill ")
+
+    def pids_refused(self) -> int | None:
+        return pread_field(self.pids_fd, b"max ")
 
     def limits(self) -> Json:
         if self.version == 2:
@@ -249,7 +257,7 @@ class Cgroup:
             "oom_kills": self.oom_kills(),
             "pids": read_number(self.pids + "pids.current"),
             "pids_peak": read_number(self.pids + "pids.peak"),
-            "pids_refused": read_field(self.pids + "pids.events", "max"),
+            "pids_refused": self.pids_refused(),
         }
 
 
@@ -347,6 +355,21 @@ def below(processes: dict[int, tuple[int, str]], roots: set[int]) -> list[int]:
         seen.update(layer)
         found += [pid for pid in layer if processes[pid][1] not in "ZX"]
     return found
+
+
+def usage_of(reaper: int, pids: list[int]) -> list[int]:
+    """What a reaper's processes take: CPU time in ms with that of those it has collected, memory in bytes, their number."""
+    ticks = pages = 0
+    for pid in (reaper, *pids):
+        line = read_bytes("/proc/" + str(pid) + "/stat")
+        fields = line[line.rfind(b")") + 2 :].split(b" ", RSS_FIELD + 1)
+        if len(fields) <= RSS_FIELD:
+            continue
+        ticks += int(fields[CUTIME_FIELD]) + int(fields[CSTIME_FIELD])
+        if pid != reaper:
+            ticks += int(fields[UTIME_FIELD]) + int(fields[STIME_FIELD])
+            pages += int(fields[RSS_FIELD])
+    return [ticks * 1000 // os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"), len(pids)]
 
 
 def send_signal(pid: int, number: int) -> bool:
@@ -465,9 +488,22 @@ def read_exactly(fd: int, size: int) -> bytes:
 
 def reap(control: int, report: int, stdin: int, stdout: int, stderr: int) -> None:
     """The life of a reaper: wait for a command, start it, tell how it ended, collect the rest. Never returns."""
+    user = system = peak = 0
+
+    def tell(kind: bytes, first: int = 0, second: int = 0) -> None:
+        os.write(report, REPORT.pack(kind, first, second, user, system, peak))
+
+    def collect(flags: int) -> tuple[int, int]:
+        nonlocal user, system, peak
+        pid, status, used = os.wait4(-1, flags)
+        user += int(used.ru_utime * 1e6)
+        system += int(used.ru_stime * 1e6)
+        peak = max(peak, used.ru_maxrss)
+        return pid, status
+
     spec = json.loads(read_exactly(control, COUNT.unpack(read_exactly(control, COUNT.size))[0]))
     # Said first: a reaper that another command killed before this has surely started nothing.
-    os.write(report, REPORT.pack(TAKEN, 0, 0))
+    tell(TAKEN)
     stage = STAGE_DIRECTORY
     try:
         os.chdir(encode(spec["cwd"]))
@@ -482,26 +518,27 @@ def reap(control: int, report: int, stdin: int, stdout: int, stderr: int) -> Non
             actions += [(os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
         main = spawn_command(spec, actions)
     except OSError as error:
-        os.write(report, REPORT.pack(NOT_STARTED, error.errno or errno.EIO, stage))
+        tell(NOT_STARTED, error.errno or errno.EIO, stage)
         os._exit(0)
-    os.write(report, REPORT.pack(STARTED, main, 0))
+    tell(STARTED, main)
     for fd in (stdin, stdout, stderr):
         os.close(fd)
     os.chdir("/")
     while True:
         try:
-            pid, status = os.waitpid(-1, 0)
+            pid, status = collect(0)
         except ChildProcessError:
+            tell(ALL_ENDED)
             os._exit(0)
         if pid == main:
             left = 0
             try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
+                while collect(os.WNOHANG)[0]:
                     pass
                 left = 1
             except ChildProcessError:
                 pass
-            os.write(report, REPORT.pack(ENDED, status, left))
+            tell(ENDED, status, left)
 
 
 class Reaper:
@@ -614,6 +651,24 @@ class Input:
             os.close(self.fd)
             self.fd = -1
         self.buffer.clear()
+
+
+class SocketInput(Input):
+    """What is on its way into a socket, over a descriptor of its own; its end is said to the other side."""
+
+    def __init__(
+        self, supervisor: Supervisor, target: Any, written: Callable[[int], None], broken: Callable[[], None]
+    ) -> None:
+        super().__init__(supervisor, os.dup(target.fileno()), written, broken)
+        self.target = target
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            try:
+                self.target.shutdown(1)
+            except OSError:
+                pass  # it's closed on the other side
+        super().close()
 
 
 class Output:
@@ -763,7 +818,7 @@ class Job(Request):
         if not all(isinstance(value, str) and name and "=" not in name for name, value in environment.items()):
             raise Refused("invalid_options", "an environment variable's name or value can't be passed on")
         self.environment = {**supervisor.environment, **environment}
-        self.cwd = spec.get("cwd") or supervisor.directory
+        self.cwd = os.path.join(supervisor.directory, spec["cwd"]) if spec.get("cwd") else supervisor.directory
         words = [self.cwd, *self.argv, *environment.keys(), *environment.values()]
         try:
             forbidden = any(b"\0" in encode(word) for word in words)
@@ -799,6 +854,9 @@ class Job(Request):
         self.overdue = False
         self.signals: list[int] = []
         self.oom_before: int | None = None
+        self.pids_before: int | None = None
+        self.announced = bool(spec.get("announce"))
+        self.user_us = self.system_us = self.peak_kb = 0
         timeout = whole(spec.get("timeout_ms"), 0)
         self.timer = supervisor.after(timeout / 1000, self.time_out) if timeout else None
         self.counted = False
@@ -816,6 +874,7 @@ class Job(Request):
     def start(self, reaper: Reaper) -> None:
         """Give the command to a reaper."""
         self.oom_before = self.supervisor.cgroup.oom_kills()
+        self.pids_before = self.supervisor.cgroup.pids_refused()
         self.reaper = reaper
         reaper.job = self
         self.supervisor.watch(reaper.report, select.EPOLLIN, self.reported)
@@ -862,11 +921,13 @@ class Job(Request):
         if len(data) < REPORT.size:
             self.supervisor.unwatch(reaper.report)
             return False
-        kind, first, second = REPORT.unpack(data)
+        kind, first, second, self.user_us, self.system_us, self.peak_kb = REPORT.unpack(data)
         if kind == TAKEN:
             self.taken = True
         elif kind == STARTED:
             self.main = first
+            if self.announced:
+                self.supervisor.send(BEGUN, self.number, COUNT.pack(first))
             self.supervisor.starting.discard(self)
             self.close_slave()
             self.feed_early_input()
@@ -874,7 +935,7 @@ class Job(Request):
                 self.flush_signals()
         elif kind == NOT_STARTED:
             self.failure = (first, second)
-        else:
+        elif kind == ENDED:
             self.status = first
             if not second:
                 # Nothing of it is left, and the reaper is on its way out: no need to wait for that.
@@ -974,7 +1035,7 @@ class Job(Request):
             self.overdue = True
             return
         self.timed_out = True
-        self.terminate(TIMEOUT_GRACE)
+        self.terminate(TIMEOUT_GRACE, signal.SIGTERM)
 
     def kill(self, options: Json) -> None:
         self.discard = self.discard or bool(options.get("discard"))
@@ -986,16 +1047,19 @@ class Job(Request):
             return
         for output in self.outputs:
             output.update()
-        self.terminate(0 if self.supervisor.frozen else whole(options.get("grace_ms"), 0) / 1000)
+        number = whole(options.get("signal"), signal.SIGTERM)
+        if not 1 <= number < signal.NSIG:
+            raise ProtocolError("no such signal")
+        self.terminate(0 if self.supervisor.frozen else whole(options.get("grace_ms"), 0) / 1000, number)
 
-    def terminate(self, grace: float) -> None:
+    def terminate(self, grace: float, number: int) -> None:
         """Ask the whole tree to end, and kill what hasn't by then."""
         if self.reaper is None:
             self.supervisor.queue.remove(self)
             self.all_gone()
         elif grace > 0:
             for pid in below(scan(), {self.reaper.pid}):
-                send_signal(pid, signal.SIGTERM)
+                send_signal(pid, number)
                 send_signal(pid, signal.SIGCONT)
             self.supervisor.after(grace, self.kill_tree)
         else:
@@ -1090,7 +1154,7 @@ class Job(Request):
         status = signal.SIGKILL if self.status is None else self.status
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 128 + number if number else os.WEXITSTATUS(status)
-        oom_now = self.supervisor.cgroup.oom_kills() if code == 128 + signal.SIGKILL else None
+        oom, refused = self.supervisor.cgroup.oom_kills(), self.supervisor.cgroup.pids_refused()
         return {
             "exit_code": code,
             "signal": signal_name(number) if number else "",
@@ -1098,7 +1162,11 @@ class Job(Request):
             "duration_ms": int((self.over - self.received) * 1000),
             "omitted": omitted,
             "stopped": len(self.killed - {self.main}),
-            "out_of_memory": oom_now is not None and self.oom_before is not None and oom_now > self.oom_before,
+            "out_of_memory": has_risen(self.oom_before, oom),
+            "out_of_processes": has_risen(self.pids_before, refused),
+            "user_cpu_us": self.user_us,
+            "system_cpu_us": self.system_us,
+            "memory_peak_bytes": self.peak_kb << 10,
             "ended_by": self.ended_by,
         }
 
@@ -1247,6 +1315,113 @@ class Reading(Request):
         self.fail("os_error", os.strerror(errno.ECANCELED), errno.ECANCELED)
 
 
+class Connection(Request):
+    """A connection to a port that something inside listens on, at the loopback address."""
+
+    def __init__(self, supervisor: Supervisor, number: int, spec: Json) -> None:
+        super().__init__(supervisor, number)
+        self.port = whole(spec.get("port"), 0)
+        if not 1 <= self.port <= 65535:
+            raise ProtocolError("no such port")
+        self.addresses = ["127.0.0.1", "::1"]
+        self.socket: Any = None
+        self.input: Input | None = None
+        self.early_input = bytearray()
+        self.input_ended = False
+        self.watching = False
+
+    def connect(self, reason: int = errno.ECONNREFUSED) -> None:
+        """Try the next address; `reason` is why there is no other one to be tried."""
+        import socket  # only needed here, and it would make every reaper larger
+
+        while self.addresses:
+            address = self.addresses.pop(0)
+            try:
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                self.socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            except OSError:
+                continue  # a kernel without this family
+            number = self.socket.connect_ex((address, self.port))
+            if number == errno.EINPROGRESS:
+                self.supervisor.watch(self.socket.fileno(), select.EPOLLOUT, self.settled)
+                return
+            if not number:
+                self.connected()
+                return
+            self.socket.close()
+        self.fail("os_error", os.strerror(reason), reason)
+
+    def settled(self, _mask: int) -> None:
+        import socket
+
+        self.supervisor.unwatch(self.socket.fileno())
+        number = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            self.socket.close()
+            self.connect(number)
+        else:
+            self.connected()
+
+    def connected(self) -> None:
+        self.input = SocketInput(self.supervisor, self.socket, self.grant, self.input_closed)
+        self.input.add(bytes(self.early_input))
+        if self.input_ended:
+            self.input.end()
+        self.resume()
+
+    def grant(self, count: int) -> None:
+        if count:
+            self.supervisor.send(CREDIT, self.number, COUNT.pack(count))
+
+    def input_closed(self) -> None:
+        self.supervisor.send(INPUT_CLOSED, self.number)
+
+    def data(self, payload: bytes) -> None:
+        pending = self.input.buffer if self.input else self.early_input
+        if len(pending) + len(payload) > WINDOW:
+            raise ProtocolError("more input than credit")
+        if self.input is None:
+            self.early_input += payload
+            self.input_ended = not payload
+        elif payload:
+            self.input.add(payload)
+        else:
+            self.input.end()
+
+    def resume(self) -> None:
+        """Listen to the socket exactly while we could take something from it."""
+        wanted = self.input is not None and self.credit > 0 and not self.supervisor.congested
+        if wanted and not self.watching:
+            self.supervisor.watch(self.socket.fileno(), select.EPOLLIN, self.readable)
+        elif self.watching and not wanted:
+            self.supervisor.unwatch(self.socket.fileno())
+        self.watching = wanted
+
+    def readable(self, _mask: int = 0) -> None:
+        try:
+            data = os.read(self.socket.fileno(), min(CHUNK, self.credit))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""  # reset by the other side
+        if data:
+            self.send(STDOUT, data)
+            self.resume()
+        else:
+            self.close()
+            self.finish({})
+
+    def kill(self, options: Json) -> None:
+        self.close()
+        self.fail("os_error", os.strerror(errno.ECANCELED), errno.ECANCELED)
+
+    def close(self) -> None:
+        self.supervisor.unwatch(self.socket.fileno())
+        if self.input:
+            self.input.close()
+        self.socket.close()
+
+
 def facts(result: os.stat_result) -> Json:
     return {
         "mode": result.st_mode,
@@ -1265,6 +1440,10 @@ def facts(result: os.stat_result) -> Json:
 def encode(text: str) -> bytes:
     """Strings of the protocol are UTF-8 whose undecodable bytes are lone surrogates, whatever this locale is."""
     return text.encode("utf-8", "surrogateescape")
+
+
+def has_risen(before: int | None, now: int | None) -> bool:
+    return before is not None and now is not None and now > before
 
 
 def whole(value: object, default: int) -> int:
@@ -1523,7 +1702,7 @@ class Supervisor:
 
     def handle(self, kind: bytes, number: int, payload: bytes) -> None:
         request = self.requests.get(number)
-        if self.frozen and (kind in (WRITE, EDIT) or (kind == DATA and not isinstance(request, Job))):
+        if self.frozen and (kind in (WRITE, EDIT) or (kind == DATA and not isinstance(request, (Job, Connection)))):
             self.held.append((kind, number, payload))
             return
         if kind in (DATA, CREDIT, SIGNAL, RESIZE, KILL):
@@ -1560,7 +1739,7 @@ class Supervisor:
             self.queue.append(job)
             self.start_queued()
         elif kind in (WRITE, READ):
-            if sum(not isinstance(request, Job) for request in self.requests.values()) >= MAX_TRANSFERS:
+            if self.count((Writing, Reading)) >= MAX_TRANSFERS:
                 raise Refused("sandbox_busy", "too many files are being read or written")
             request = (Writing if kind == WRITE else Reading)(self, number, parse(payload))
             self.requests[number] = request
@@ -1574,8 +1753,16 @@ class Supervisor:
         elif kind == EDIT:
             self.edit(parse(payload))
             self.answer(number, {})
+        elif kind == CONNECT:
+            if self.count((Connection,)) >= MAX_CONNECTIONS:
+                raise Refused("sandbox_busy", "too many connections to ports are open")
+            connection = Connection(self, number, parse(payload))
+            self.requests[number] = connection
+            connection.connect()
         elif kind == COUNTERS:
             self.answer(number, self.cgroup.counters())
+        elif kind == USAGE:
+            self.answer(number, {"jobs": self.usage()})
         elif kind == FREEZE:
             self.freeze(number)
         elif kind == THAW:
@@ -1621,6 +1808,19 @@ class Supervisor:
         finally:
             for fd in opened:
                 os.close(fd)
+
+    def count(self, kinds: tuple[type, ...]) -> int:
+        return sum(isinstance(request, kinds) for request in self.requests.values())
+
+    def usage(self) -> Json:
+        """What each command takes at this moment, by the id of its request."""
+        processes = scan()
+        used = {}
+        for number, request in self.requests.items():
+            if isinstance(request, Job) and request.reaper:
+                pid = request.reaper.pid
+                used[str(number)] = usage_of(pid, below(processes, {pid}))
+        return used
 
     def place(self, spec: Json) -> tuple[int, bytes]:
         """The directory that a path beneath a target leads to, and its last name; no symlink is followed."""

@@ -1,0 +1,21 @@
+"""What the tests of sandboxes share: an overlay on disk, under each backend."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sandbox.places import Place, a_place
+
+
+@pytest.fixture(params=["namespace", pytest.param("docker", marks=pytest.mark.engine)])
+def either_place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """An overlay for a sandbox of either backend."""
+    if request.param == "docker":
+        request.getfixturevalue("engine")
+    elif shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap isn't installed")
+    with a_place(request.param) as place:
+        yield place
