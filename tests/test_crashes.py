@@ -22,6 +22,7 @@ from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.trees import snapshot
 from tests.vfs.test_overlay_kernel import _tree as python_tree
 from workbench.errors import CommitError
+from workbench.review.hunks import named_hunks
 from workbench.review.landed import Committed
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay import Overlay
@@ -95,6 +96,11 @@ class Crash:
         assert merged(self.bench) == self.view
         return "old" if tree == self.old else "new"
 
+    def outcome_in(self, new: dict[bytes, object]) -> str:
+        """As `outcome`, where what lands is `new`."""
+        self.new = new  # type: ignore[assignment]
+        return self.outcome()
+
     def assert_tidy(self) -> None:
         assert not [path for path in snapshot(self.workspace, times=False) if b".workbench-" in path]
 
@@ -124,6 +130,53 @@ def test_killed_at_any_moment_a_commit_is_whole_after_the_next_command(
     assert outcomes == sorted(outcomes, key=["old", "new"].index)
     assert outcomes.count("old") > 10
     assert outcomes.count("new") > 3
+
+
+class PartialCrash(Crash):
+    """As `Crash`, of a commit of part of the changes, a hunk among them."""
+
+    def __init__(self, bench: Bench, workspace: Path) -> None:
+        (workspace / "long.txt").write_text("".join(f"line {number}\n" for number in range(30)))
+        super().__init__(bench, workspace)
+        bench.sh("sed -i -e 's/^line 1$/first/' -e 's/^line 28$/second/' long.txt")
+        self.digest = bench.do(self.accept)
+        bench.stop()
+        self.view = merged(bench)
+
+    async def accept(self, workspace: Workspace) -> str:
+        review = await workspace.review()
+        for path in (b"docs", b"moved/main.py", b"link"):
+            review.decide(path, True)
+        (change,) = (change for change in review.changes.shown if change.path == b"long.txt")
+        review.decide_hunk(named_hunks(change, workspace.lower, workspace.store)[1].id, True)
+        return workspace.reviewing.keep(review).digest
+
+
+def test_killed_at_any_moment_a_commit_of_part_is_whole_after_the_next_command(
+    engine: None, state: Path, tmp_path: Path
+) -> None:
+    def crashed(name: str) -> PartialCrash:
+        make_tree(tmp_path / name)
+        return PartialCrash(Bench(tmp_path / name), tmp_path / name)
+
+    whole = crashed("whole")
+    whole.commit(lambda _: None)
+    new = whole.tree()
+    assert (tmp_path / "whole/long.txt").read_text().splitlines()[28] == "second"
+    assert whole.outcome_in(new) == "new"
+    number, outcomes = 0, []
+    while True:
+        crash = crashed(f"w{number}")
+        while killed := crash.killed_at(number):
+            outcomes.append(crash.outcome_in(new))
+            number += 9 if outcomes[-1] == "old" else 23
+            if outcomes[-1] == "new":
+                break
+        if not killed:
+            break
+    assert outcomes == sorted(outcomes, key=["old", "new"].index)
+    assert outcomes.count("old") > 3
+    assert outcomes.count("new") > 1
 
 
 @pytest.mark.parametrize("part", [0.1, 0.4, 0.7, 0.95])

@@ -15,7 +15,9 @@
     ├── CheckpointError               checkpoint_not_found · checkpoint_exists · checkpoint_failed · store_corrupt ·
     │                                 checkpoint_raced · nothing_to_redo
     └── CommitError                   digest_required · digest_unknown · digest_changed · risky_paths · not_landable ·
-        │                             commit_failed · commit_incomplete · storage_read_only
+        │                             commit_failed · commit_incomplete · commit_unknown · check_failed ·
+        │                             unresolved_conflicts · no_repository · branch_exists · policy_denied ·
+        │                             policy_waits · storage_read_only
         └── ConflictError             conflict (with `paths`)
 
 A code is stable: programs may match on it. A message says what happened in one sentence, a hint what to do next.

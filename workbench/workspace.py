@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, overload
@@ -14,26 +14,37 @@ from typing import TYPE_CHECKING, Self, Unpack, overload
 from anyio import to_thread
 
 from workbench import warm
+from workbench.checking import Checking
 from workbench.checkpoints import manifest_format, upkeep
 from workbench.checkpoints.history import Purpose, RowKind
-from workbench.checkpoints.manifest import Omitted
+from workbench.checkpoints.manifest import Manifest, Omitted
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.checkpoints.upkeep import Retention
 from workbench.errors import CheckpointError, CommitError, ConflictError, OptionsError, OverlayError, SandboxError
 from workbench.files import Files
 from workbench.live import LiveOverlay
+from workbench.merging import Merging
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
-from workbench.review.bases import conflicts
-from workbench.review.changeset import ChangeSet
+from workbench.protocol.records import ShownRecord
+from workbench.review import policy
+from workbench.review.audit import AuditLog, counted
+from workbench.review.bases import conflicts, differing
+from workbench.review.branch import Branch, make_branch
+from workbench.review.changeset import ChangeSet, Included
 from workbench.review.commit import commit
 from workbench.review.compare import change_set
+from workbench.review.decisions import Review, included_record
 from workbench.review.journal import restored
-from workbench.review.landed import Committed, unsettled
+from workbench.review.landed import Committed, find_by_id, unsettled
 from workbench.review.landed import find as find_landed
+from workbench.review.layer import layer_of
+from workbench.review.merge import Merge
 from workbench.review.recovery import pending, recover
 from workbench.review.remaining import remaining
+from workbench.review.revert import inverted
 from workbench.review.shown import ShownDigests
+from workbench.reviewing import Reviewing
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.facts import JobFacts
 from workbench.sandbox.job import AttachedJob
@@ -60,6 +71,8 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 
 _LOCK_TIMEOUT_S = 30.0
+_VERIFIED_BY_ITSELF = 10_000
+"""How many changes are read back after they landed without being asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +86,8 @@ class SandboxStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceStatus:
-    """What `Workspace.status` found; `digest` is the one last shown, None where none was."""
+    """What `Workspace.status` found; `digest` is the one last shown, None where none was. `unresolved` have markers of a
+    merge in them."""
 
     changes: ChangeSet
     digest: str | None
@@ -81,19 +95,23 @@ class WorkspaceStatus:
     conflicts: tuple[bytes, ...]
     lower_changed: bool
     mount_points: tuple[bytes, ...]
+    unresolved: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
     """A commit that landed: what it was, what stayed in the overlay, which commands it ended.
 
-    `already` says that it had landed before, and nothing was done now.
+    `already` says that it had landed before, and nothing was done now. `verified` says that what landed was read back and
+    compared with what was reviewed, `differs` are the paths at which it's something else by now.
     """
 
     committed: Committed
     left: ChangeSet
     ended: tuple[JobFacts, ...]
     already: bool = False
+    verified: bool = False
+    differs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +136,10 @@ class Travelled:
 
 
 def _silent(_: str) -> None:
+    pass
+
+
+def _drop(_: bytes) -> None:
     pass
 
 
@@ -147,6 +169,17 @@ class Workspace:
         self._live: LiveOverlay | None = None
         self.session = session
         self.shown = ShownDigests(overlay.path)
+        self.reviewing = Reviewing(
+            overlay.path,
+            self._lower,
+            self._store,
+            self.shown,
+            lambda checkpoint, included: self._compare(self._store.get(checkpoint), included),
+        )
+        """What was decided of the changes."""
+        self.audit = AuditLog(directory.path)
+        self._merging = Merging(overlay.path, self._lower, self._store, self._mounting)
+        self._checking = Checking(state, directory, overlay, self._store, self._lower, options)
         self.recovered: tuple[str, ...] = ()
         """What opening it had to put right after a crash, a sentence each."""
 
@@ -460,10 +493,10 @@ class Workspace:
                 async with self._offline(timeout=_LOCK_TIMEOUT_S):
                     return await to_thread.run_sync(take, True)
 
-    async def changes(self, *, may_stop: bool = True) -> ChangeSet:
+    async def changes(self, *, may_stop: bool = True, included: Included | None = None) -> ChangeSet:
         """Take a checkpoint and compare it with the real workspace. `may_stop` and what is raised as of `checkpoint`."""
         checkpoint = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP, may_stop=may_stop)
-        return await to_thread.run_sync(lambda: self._compare(checkpoint))
+        return await to_thread.run_sync(lambda: self._compare(checkpoint, included))
 
     async def keep_before_command(self) -> str:
         """Keep what is there before a command; the checkpoint's commit. Raises as `checkpoint`."""
@@ -482,10 +515,20 @@ class Workspace:
         purpose = Purpose(RowKind.COMMAND)
         self._mounting.name(self._store.get(before), f"before: {command}", purpose)
 
-    def reviewed(self, changes: ChangeSet, terminal: str = "") -> str:
-        """Say that a change set was shown, on a terminal of this name; its digest, which a commit may now name."""
-        self.shown.add(changes.digest, changes.checkpoint, terminal)
+    def reviewed(self, changes: ChangeSet, terminal: str = "", included: Included | None = None) -> str:
+        """Say that a change set, with what was `included`, was shown on a terminal of this name; its digest, which a commit
+        may now name."""
+        asked = included_record(included) if included is not None else None
+        self.shown.add(changes.digest, changes.checkpoint, terminal, included=asked)
         return changes.digest
+
+    async def review(self, included: Included | None = None) -> Review:
+        """Take a checkpoint for a review of it, with what was decided before; keep it with `reviewing.keep`.
+
+        `included` as of `Reviewing.begin`. Raises as `checkpoint`.
+        """
+        checkpoint = await self.checkpoint(label="reviewed", kind=RowKind.UPKEEP)
+        return await to_thread.run_sync(lambda: self.reviewing.begin(checkpoint.commit, included))
 
     async def conflicts(self, changes: ChangeSet) -> list[bytes]:
         """The paths of a change set that can't land: the real workspace changed there meanwhile. Raises OSError."""
@@ -511,9 +554,10 @@ class Workspace:
             tuple(conflicting),
             sandbox.running and not warm.is_fresh(self._overlay.path, self.root),
             tuple(self._lower.mount_points()),
+            tuple(self._merging.unresolved(checkpoint.manifest)),
         )
 
-    def _compare(self, checkpoint: Checkpoint) -> ChangeSet:
+    def _compare(self, checkpoint: Checkpoint, included: Included | None = None) -> ChangeSet:
         record = self._overlay.record()
         return change_set(
             checkpoint.commit,
@@ -522,6 +566,7 @@ class Workspace:
             self._store,
             scratch=os.fsencode(record.scratch),
             root_mode=record.root_mode,
+            included=included,
         )
 
     def _conflicts(self, changes: ChangeSet, checkpoint: Checkpoint) -> list[bytes]:
@@ -535,40 +580,133 @@ class Workspace:
 
     # Deciding
 
-    async def commit(self, digest: str, *, allow_risky: bool = False, force: bool = False) -> Landed:
-        """Land exactly the change set that was shown under `digest`, all of it or nothing; what came later stays.
+    async def commit(
+        self,
+        digest: str,
+        *,
+        allow_risky: bool = False,
+        force: bool = False,
+        message: str = "",
+        verify: bool | None = None,
+    ) -> Landed:
+        """Land exactly the change set that was shown under `digest`, all of it or nothing; what isn't in it stays.
 
         What landed under that digest before is left as it is. Ends the sandbox first; `force` also where a shell is
-        attached. Raises CommitError (digest_unknown,
-        digest_changed, risky_paths, not_landable, commit_failed), ConflictError, SandboxError (sandbox_busy).
+        attached. `message` is kept with the commit. `verify` reads back what landed, None where that isn't too much.
+        Raises CommitError (digest_unknown, digest_changed, risky_paths, not_landable, commit_failed,
+        commit_incomplete), ConflictError, SandboxError (sandbox_busy).
         """
-        try:
-            shown = self.shown.find(digest)
-        except CommitError:
-            if (landed := find_landed(self._directory.commits, self.session, digest)) is None:
-                raise
-            return Landed(landed, await self.changes(), (), already=True)
-        ended = await self.stop(force=force, reason="commit")
-        async with self._offline(timeout=_LOCK_TIMEOUT_S):
-            await to_thread.run_sync(self._complete_overlay)
-            return await to_thread.run_sync(lambda: self._commit(shown.digest, shown.checkpoint, allow_risky, ended))
+        with self._refusals_noted(digest):
+            try:
+                shown = self.shown.find(digest)
+            except CommitError:
+                if (landed := find_landed(self._directory.commits, self.session, digest)) is None:
+                    raise
+                return Landed(landed, await self.changes(), (), already=True)
+            ended = await self.stop(force=force, reason="commit")
+            async with self._offline(timeout=_LOCK_TIMEOUT_S):
+                await to_thread.run_sync(self._complete_overlay)
+                landing = await to_thread.run_sync(lambda: self._commit(shown, allow_risky, ended, message))
+        changes = landing.committed.changes
+        if verify is False or (verify is None and len(changes) >= _VERIFIED_BY_ITSELF):
+            return landing
+        differs = await to_thread.run_sync(differing, self._lower, changes)
+        return replace(landing, verified=True, differs=tuple(differs))
 
-    def _commit(self, digest: str, checkpoint: str, allow_risky: bool, ended: tuple[JobFacts, ...]) -> Landed:
-        reviewed = self._store.get(checkpoint)
-        changes = self._compare(reviewed)
-        if conflicting := self._conflicts(changes, reviewed):
+    async def land_by_itself(
+        self,
+        check: Command | None,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        report: Report = _silent,
+    ) -> Landed | None:
+        """Land all there is without a review, as far as the policy allows that; None where there is nothing.
+
+        A `check` runs first, and must pass. Raises CommitError (policy_waits) where something is risky or a rule asks for a
+        review: then the whole set waits; and as `check` and `commit`.
+        """
+        changes = await self.changes()
+        if not changes.changes:
+            return None
+        asked = policy.judge(changes, policy.load()).asked
+        if asked:
+            raise CommitError(
+                f"{_count(len(asked), 'path')} of it may only land after a review, so all of it waits.",
+                code="policy_waits",
+                paths=asked,
+                hint="Look with `workbench diff`, then `workbench commit`.",
+            )
+        digest = self.reviewed(changes)
+        if check is not None:
+            await self.check(digest, check, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
+        return await self.commit(digest)
+
+    async def rehearse(self, digest: str, *, allow_risky: bool = False) -> ChangeSet:
+        """What `commit` would land, and nothing is done. Raises as it does, but for what only shows on the way."""
+        shown = self.shown.find(digest)
+        return await to_thread.run_sync(lambda: self._landable(shown, allow_risky)[1])
+
+    async def check(
+        self,
+        digest: str,
+        command: Command,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        report: Report = _silent,
+    ) -> None:
+        """Run a command over what was shown under `digest`, and raise CommitError (check_failed) unless it ends with 0.
+
+        Where that's all that the overlay holds at this moment, in the session's sandbox, where what it writes stays in the
+        overlay; else in one that shows the real workspace with exactly what would land, where it's dropped. Raises as
+        `exec`, and as `rehearse` but for conflicts and risky paths.
+        """
+        shown = self.shown.find(digest)
+        now = await self.checkpoint(label="before a check", kind=RowKind.UPKEEP)
+        if shown.selection is None and shown.checkpoint == now.commit:
+            result = await self.exec(command, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
+        else:
+            layer = await to_thread.run_sync(self._layer, shown)
+            result = await self._checking.run(layer, command, on_stdout or _drop, on_stderr or _drop, report)
+        if result.exit_code or result.ended_by:
+            how = f"was ended by {result.ended_by}" if result.ended_by else f"ended with {result.exit_code}"
+            raise CommitError(
+                f"The check {how}; nothing was applied.",
+                code="check_failed",
+                hint="Put right what it found, and review.",
+            )
+
+    def _layer(self, shown: ShownRecord) -> Manifest:
+        changes = self.reviewing.stands_for(shown)
+        self.reviewing.require_same(shown, changes)
+        return layer_of(changes, self._store.get(shown.checkpoint).manifest, self._lower)
+
+    @contextlib.contextmanager
+    def _refusals_noted(self, digest: str) -> Iterator[None]:
+        try:
+            yield
+        except CommitError as error:
+            self.audit.append("refusal", session=self.session, digest=digest, code=error.code)
+            raise
+
+    def _landable(
+        self, shown: ShownRecord, allow_risky: bool, *, in_working_tree: bool = True
+    ) -> tuple[Manifest, ChangeSet]:
+        """What was shown, made again, with the manifest it's of. Raises as `commit` where it can't land."""
+        reviewed = self._store.get(shown.checkpoint)
+        changes = self.reviewing.stands_for(shown)
+        conflicting = self._conflicts(changes, reviewed)
+        if not conflicting and (partly := self.reviewing.partly_taken(shown)) is not None:
+            conflicting = self._conflicts(partly, reviewed)
+        if conflicting:
             raise ConflictError(
                 f"The real workspace changed meanwhile in {_count(len(conflicting), 'path')} of this commit; "
                 "nothing was applied.",
                 paths=conflicting,
-                hint="Look with `workbench status`; discard, or put those paths back as they were.",
+                hint="Bring them into the overlay with `workbench merge`, then review again.",
             )
-        if changes.digest != digest:
-            raise CommitError(
-                "What would land is no longer what was shown: the real workspace changed around it.",
-                code="digest_changed",
-                hint="Look again with `workbench diff`, and commit the digest it names.",
-            )
+        self.reviewing.require_same(shown, changes)
         if changes.risky and not allow_risky:
             raise CommitError(
                 f"{_count(len(changes.risky), 'path')} would make a host run code or lead out of the workspace.",
@@ -576,6 +714,12 @@ class Workspace:
                 paths=[change.path for change in changes.risky],
                 hint="Look at them in `workbench diff`, then say `--allow-risky`.",
             )
+        policy.require_allowed(changes, policy.load(), in_working_tree=in_working_tree)
+        self._merging.require_resolved(changes)
+        return reviewed.manifest, changes
+
+    def _commit(self, shown: ShownRecord, allow_risky: bool, ended: tuple[JobFacts, ...], message: str) -> Landed:
+        manifest, changes = self._landable(shown, allow_risky)
         # What came later gets its bases now: once we have landed, ours could be taken for somebody else's changes.
         self._mounting.take(None, "before a commit", offline=True)
         with self._ancestors() as descriptors:
@@ -583,9 +727,10 @@ class Workspace:
                 self._lower,
                 self._directory.commits,
                 changes,
-                reviewed.manifest,
+                manifest,
                 self._store,
                 session=self.session,
+                message=message,
                 locks=descriptors,
             )
         self._settle(committed)
@@ -604,6 +749,8 @@ class Workspace:
             with open(file, "rb") as stream:
                 rest = manifest_format.from_bytes(stream.read())
         except FileNotFoundError:
+            # Here, since a crash may have come between: rather twice than never.
+            self._note_landed("commit", committed)
             now = self._mounting.take(None, "before a commit", offline=True)
             kept = self._mounting.without_repositories(now.manifest)
             self._mounting.empty_git_overlay()
@@ -615,6 +762,112 @@ class Workspace:
             self._mounting.note_root_mode(root.mode)
         self.shown.clear()
         committed.settle()
+
+    def _settle_revert(self, committed: Committed) -> None:
+        """A revert is of no overlay."""
+        self._note_landed("revert", committed)
+        committed.settle()
+
+    async def merge(
+        self, *, ours: Sequence[bytes] = (), theirs: Sequence[bytes] = (), force: bool = False
+    ) -> tuple[Merge, tuple[JobFacts, ...]]:
+        """Bring what the real workspace changed meanwhile into the overlay, path by path of what conflicts.
+
+        What it did, and the commands that ended. Of paths at and below `ours` the overlay's version is meant, at and
+        below `theirs` the real workspace's. What was there is kept as a checkpoint. Ends the sandbox first; `force` also
+        where a shell is attached. Raises CommitError, CheckpointError, SandboxError (sandbox_busy), OverlayError
+        (overlay_busy).
+        """
+        ended = await self.stop(force=force, reason="merge")
+
+        async with self._offline(timeout=_LOCK_TIMEOUT_S):
+            await to_thread.run_sync(self._complete_overlay)
+            return await to_thread.run_sync(self._merge, ours, theirs), ended
+
+    def _merge(self, ours: Sequence[bytes], theirs: Sequence[bytes]) -> Merge:
+        now = self._mounting.take(None, "before a merge", offline=True, purpose=Purpose(RowKind.BEFORE))
+        found = self._conflicts(self._compare(now), now)
+
+        def write(merged: Manifest) -> None:
+            self._mounting.replace_upper(merged, "merged", Purpose(RowKind.UPKEEP))
+            self.shown.clear()
+
+        return self._merging.run(now.manifest, found, write, ours=ours, theirs=theirs)
+
+    def _note_landed(self, action: str, committed: Committed) -> None:
+        self.audit.append(
+            action,
+            session=self.session,
+            digest=committed.digest,
+            commit_id=committed.commit_id,
+            message=committed.message,
+            counts=counted(committed.changes),
+        )
+
+    async def branch(
+        self, digest: str, name: str, *, message: str = "", author: str = "", allow_risky: bool = False
+    ) -> Branch:
+        """Make a branch of the real repository with exactly what was shown under `digest`, on top of its HEAD.
+
+        The working tree, the index and HEAD aren't touched, and the overlay keeps what it holds. Raises as `rehearse` and
+        `make_branch`.
+        """
+
+        def make() -> Branch:
+            _, changes = self._landable(self.shown.find(digest), allow_risky, in_working_tree=False)
+            made = make_branch(self._lower, changes, self._store, name, message=message, author=author)
+            self.audit.append(
+                "branch",
+                session=self.session,
+                digest=changes.digest,
+                commit_id=made.commit,
+                message=message,
+                counts=counted(changes.changes),
+            )
+            return made
+
+        with self._refusals_noted(digest):
+            return await to_thread.run_sync(make)
+
+    async def revert(
+        self, commit_id: str, *, message: str = "", dry_run: bool = False
+    ) -> tuple[ChangeSet, Committed | None]:
+        """Take back what a commit did, all of it or nothing: what landed, and the commit that it landed as.
+
+        With `dry_run` nothing is done. What the workspace changed since is a conflict. No overlay is touched: what one
+        holds on top of it conflicts when it would land. Raises CommitError (commit_unknown, not_landable, commit_failed,
+        commit_incomplete), ConflictError.
+        """
+        with self._refusals_noted(""):
+            return await to_thread.run_sync(self._revert, commit_id, message, dry_run)
+
+    def _revert(self, commit_id: str, message: str, dry_run: bool) -> tuple[ChangeSet, Committed | None]:
+        committed = find_by_id(self._directory.commits, commit_id)
+        with self._store.adding() as sink:
+            changes, manifest = inverted(committed, sink)
+        if conflicting := conflicts(self._lower, changes, manifest, restored=restored(self._directory.commits)):
+            raise ConflictError(
+                f"The real workspace changed since commit {committed.commit_id} in {_count(len(conflicting), 'path')} of "
+                "it; nothing was applied.",
+                paths=conflicting,
+                hint="Revert the later commits first, or put those paths back as they were.",
+            )
+        if dry_run:
+            return changes, None
+        with self._ancestors() as descriptors:
+            reverted = commit(
+                self._lower,
+                self._directory.commits,
+                changes,
+                manifest,
+                self._store,
+                message=message or f"Revert {committed.commit_id}",
+                locks=descriptors,
+            )
+        self._settle_revert(reverted)
+        self._mark_siblings()
+        mark_changed(self._overlay.path)
+        return changes, reverted
 
     async def discard(self, *, force: bool = False) -> Discarded:
         """Drop everything the overlay holds; a checkpoint of it is kept, and `redo` goes back to it.
@@ -632,6 +885,7 @@ class Workspace:
         changes = self._compare(now)
         nothing = Target(self._mounting.nothing(), git="" if self._mounting.git_beside(now) is not None else None)
         rest = self.timeline.go(RowKind.DISCARD, nothing, now, "discarded")
+        self.audit.append("discard", session=self.session, digest=changes.digest, counts=counted(changes.changes))
         return Discarded(len(changes.shown), now.commit, ended, self._compare(rest))
 
     # Travelling
@@ -675,6 +929,8 @@ class Workspace:
         async with self._offline(timeout=_LOCK_TIMEOUT_S):
             await to_thread.run_sync(self._complete_overlay)
             journey = await to_thread.run_sync(self.timeline.travel, kind, checkpoint, only, label)
+            counts = {"removed": len(journey.removed), "restored": len(journey.restored)}
+            self.audit.append(kind.value, session=self.session, message=label, counts=counts)
         return Travelled(journey, ended)
 
     async def preview(self, message_id: str, *, step: int = 0, only: Sequence[bytes] = ()) -> Preview:
@@ -768,7 +1024,7 @@ class Workspace:
         return (
             self._mounting.is_restore_pending
             or self.timeline.is_under_way
-            or any(committed.session == self.session for committed in unsettled(self._directory.commits))
+            or any(committed.session in (self.session, "") for committed in unsettled(self._directory.commits))
         )
 
     def _complete_overlay(self) -> None:
@@ -778,6 +1034,8 @@ class Workspace:
         for committed in unsettled(self._directory.commits):
             if committed.session == self.session:
                 self._settle(committed)
+            elif not committed.session:
+                self._settle_revert(committed)
 
     def _offline(self, timeout: float) -> AbstractAsyncContextManager[None]:
         """Hold the overlay's lock, with nothing mounted."""

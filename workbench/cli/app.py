@@ -8,15 +8,17 @@ from typing import Annotated
 import typer
 
 from workbench import __version__
-from workbench.cli.decide import commit, discard
+from workbench.cli.decide import commit, discard, revert
 from workbench.cli.doctor import doctor
 from workbench.cli.execute import execute, refresh, shell, stop
 from workbench.cli.images import images
 from workbench.cli.jobs import attach, kill, logs, ps, wait
 from workbench.cli.look import diff, status
 from workbench.cli.ls import ls
+from workbench.cli.merge import merge
 from workbench.cli.port import port
 from workbench.cli.prune import command as prune
+from workbench.cli.review import review
 from workbench.cli.sessions import sessions
 from workbench.cli.travel import checkpoint, fork, log, redo, rewind
 
@@ -28,7 +30,7 @@ app = typer.Typer(
     help="Let an agent, or any command, work on a real directory without touching it.",
     epilog="Start with: workbench exec -- COMMAND. Nothing of the directory changes before workbench commit. "
     "Every command ends with 0 when it's done, 1 after an error, 2 when used wrongly, 3 at a conflict with the real "
-    "workspace, 4 where a rule refuses; exec with what its command ended with.",
+    "workspace, 4 where a rule refuses, 6 where a check failed; exec with what its command ended with.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -50,7 +52,10 @@ app.command(rich_help_panel=LOOK)(ls)
 app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(log)
 app.command(rich_help_panel=LOOK)(doctor)
+app.command(rich_help_panel=DECIDE)(review)
 app.command(rich_help_panel=DECIDE)(commit)
+app.command(rich_help_panel=DECIDE)(merge)
+app.command(rich_help_panel=DECIDE)(revert)
 app.command(rich_help_panel=DECIDE)(discard)
 app.command(rich_help_panel=TRAVEL)(checkpoint)
 app.command(rich_help_panel=TRAVEL)(rewind)

@@ -13,7 +13,7 @@ import anyio
 import typer
 
 from workbench import warm
-from workbench.cli import asked, job, output
+from workbench.cli import asked, job, output, terminal
 from workbench.cli.failure import exit_code_before, find_error
 from workbench.cli.jobs import say_ended
 from workbench.cli.options import (
@@ -41,14 +41,18 @@ from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command
 from workbench.protocol.reports import StartedReport, StopReport
+from workbench.review.policy import Mode
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.facts import JobFacts
-from workbench.workspace import Workspace
+from workbench.workspace import Landed, Workspace
 
 _JSON_OUTPUT_LIMIT = 1 << 20
 _LONGEST_S = 365 * 86400
 # A program of the person's choice that is there in any image.
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
+
+
+_Land = Callable[[Workspace], Awaitable[Landed | WorkbenchError | None]]
 
 
 def execute(
@@ -77,6 +81,18 @@ def execute(
             "-t/-T", "--tty/--no-tty", metavar="", help="A terminal for the command: where there is one, unless said."
         ),
     ] = None,
+    commit: Annotated[
+        Mode,
+        typer.Option(
+            "--commit",
+            help="success lands all there is when the command ends with 0; what is risky, or a rule of yours asks about, "
+            "waits for a review.",
+        ),
+    ] = Mode.REVIEW,
+    check: Annotated[
+        str,
+        typer.Option("--check", metavar="CMD", help="With --commit success: a shell command that must pass before."),
+    ] = "",
     checkpoint: Annotated[
         bool,
         typer.Option(
@@ -104,7 +120,7 @@ def execute(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a command in the sandbox; nothing of the workspace changes.
+    """Run a command in the sandbox; nothing of the workspace changes, unless you say --commit success.
 
     Its output streams, its exit code is the exit code; the workbench's own are 124 (timeout), 125
     (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox (in a
@@ -122,6 +138,14 @@ def execute(
         timeout_ms=math.ceil(timeout * 1000),
         output_limit=max_output if max_output is not None else _JSON_OUTPUT_LIMIT if json else 0,
     )
+    if check and commit is not Mode.SUCCESS:
+        raise typer.BadParameter("--check goes with --commit success.")
+    if detach and commit is not Mode.REVIEW:
+        raise typer.BadParameter(
+            "A command in the background can't be waited for, so --commit doesn't go with --detach."
+        )
+    then = Command(("sh", "-c", check)) if check else None
+    land = partial(_land, context, then) if commit is Mode.SUCCESS else None
     chosen = SandboxOptions(
         backend=backend, image=image, limits=limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
     )
@@ -129,7 +153,7 @@ def execute(
         wanted = replace(wanted, stdin=interactive)
         _run(context, chosen, wanted, partial(_start, checkpoint=checkpoint))
     else:
-        _run(context, chosen, wanted, partial(_execute, checkpoint=checkpoint))
+        _run(context, chosen, wanted, partial(_execute, checkpoint=checkpoint, land=land))
 
 
 def shell(
@@ -208,7 +232,13 @@ async def _located(client: KeeperClient, workspace: Workspace, command: Command)
 
 
 async def _execute(
-    context: Context, options: SandboxOptions, command: Command, *, is_shell: bool = False, checkpoint: bool = True
+    context: Context,
+    options: SandboxOptions,
+    command: Command,
+    *,
+    is_shell: bool = False,
+    checkpoint: bool = True,
+    land: _Land | None = None,
 ) -> int:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
@@ -219,12 +249,32 @@ async def _execute(
             located = await _located(client, workspace, command)
             result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
         name = "a shell" if is_shell else job.named(command.argv)
+        landing = None
+        if land is not None and not result.exit_code and not result.timed_out and not result.ended_by:
+            landing = await land(workspace)
         changes = await job.count(lambda kept: workspace.changes_after(kept, name), workspace.overlay_path, before)
     if context.json:
-        output.write_json(exec_report(result, asked.exit_code(result), changes))
+        output.write_json(exec_report(result, asked.exit_code(result), changes, landing))
     else:
         asked.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
     return asked.exit_code(result)
+
+
+async def _land(context: Context, check: Command | None, workspace: Workspace) -> Landed | WorkbenchError | None:
+    """Land all there is, or say why it waits; the command has run, whatever becomes of that."""
+    report = (lambda _: None) if context.quiet else output.say
+    try:
+        with terminal.writer(2) as write:
+            landed = await workspace.land_by_itself(check, on_stdout=write, on_stderr=write, report=report)
+    except WorkbenchError as error:
+        if not context.json:
+            output.error(error, as_json=False)
+        return error
+    if landed is not None and not context.json:
+        changes = sum(not change.implied for change in landed.committed.changes)
+        checked = "after the check passed" if check is not None else "without a check"
+        output.say(f"{output.count(changes, 'change')} landed {checked}, as commit {landed.committed.commit_id}")
+    return landed
 
 
 def refresh(

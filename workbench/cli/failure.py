@@ -8,17 +8,30 @@ import os
 from workbench.errors import CommandError, ConflictError, OptionsError, StateError, WorkbenchError
 from workbench.vfs import paths
 
-EXIT_ERROR, EXIT_USAGE, EXIT_CONFLICT, EXIT_REFUSED = 1, 2, 3, 4
+EXIT_ERROR, EXIT_USAGE, EXIT_CONFLICT, EXIT_REFUSED, EXIT_CHECK = 1, 2, 3, 4, 6
 EXIT_BEFORE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 125, 126, 127
-_REFUSALS = frozenset({"digest_required", "digest_unknown", "digest_changed", "risky_paths", "confirmation_required"})
+_REFUSALS = frozenset(
+    {
+        "digest_required",
+        "digest_unknown",
+        "digest_changed",
+        "risky_paths",
+        "not_landable",
+        "unresolved_conflicts",
+        "policy_denied",
+        "confirmation_required",
+    }
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEVER_RAN = {"command_not_found": EXIT_NOT_FOUND, "command_not_executable": EXIT_NOT_EXECUTABLE}
 
 
 def exit_code(error: WorkbenchError) -> int:
-    """Conflict 3, refused by a rule 4, wrong use 2, anything else 1."""
+    """Conflict 3, refused by a rule 4, the check failed 6, wrong use 2, anything else 1."""
     if isinstance(error, ConflictError):
         return EXIT_CONFLICT
+    if error.code == "check_failed":
+        return EXIT_CHECK
     if error.code in _REFUSALS:
         return EXIT_REFUSED
     return EXIT_USAGE if isinstance(error, OptionsError) else EXIT_ERROR

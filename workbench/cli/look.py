@@ -9,10 +9,22 @@ from typing import Annotated
 import typer
 
 from workbench.cli import output
-from workbench.cli.options import Context, JsonOption, QuietOption, SessionOption, WorkspaceOption, run, terminal_name
+from workbench.cli.options import (
+    Context,
+    IncludeOption,
+    JsonOption,
+    QuietOption,
+    SessionOption,
+    WorkspaceOption,
+    included,
+    run,
+    terminal_name,
+)
 from workbench.cli.places import inside
 from workbench.cli.report import diff_report, status_report
 from workbench.cli.travel import difference
+from workbench.errors import CommitError
+from workbench.protocol.records import ShownRecord
 from workbench.review import diff as rendering
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath
 from workbench.vfs import paths
@@ -69,13 +81,18 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
         print(f"{output.bold('conflicts')}  changed in the real workspace meanwhile, so these can't land:")
         for path in status.conflicts:
             print(f"  {output.path(path)}")
+    if status.unresolved:
+        print(f"{output.bold('unresolved')} conflict markers of a merge, to be edited before these can land:")
+        for path in status.unresolved:
+            print(f"  {output.path(path)}")
     print()
     if not changes.changes:
         print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
     else:
         print("Next: workbench diff                see the changes")
+        print("      workbench review              decide which of them may land")
         if status.conflicts:
-            print("      workbench commit              land them, once those are as they were before")
+            print("      workbench merge               bring those into the overlay, to be reviewed with the rest")
         else:
             print("      workbench commit              land them, all or none")
         print("      workbench discard             drop them")
@@ -104,6 +121,10 @@ def diff(
     digest_only: Annotated[
         bool, typer.Option("--digest-only", metavar="", help="Print only the digest, for a commit.")
     ] = False,
+    accepted: Annotated[
+        bool, typer.Option("--accepted", metavar="", help="Only what `workbench review` accepted.")
+    ] = False,
+    include: IncludeOption = None,
     old: Annotated[
         str, typer.Option("--from", metavar="ID", help="Show instead what changed in the overlay since a checkpoint.")
     ] = "",
@@ -123,25 +144,32 @@ def diff(
     """
     context = Context(workspace, session, json, quiet)
     form = "digest" if digest_only else "stat" if stat else "name-status" if name_status else "patch"
+    if accepted and include:
+        raise typer.BadParameter("what was accepted is as it was reviewed: say --include to `workbench review`.")
     if new and not old:
         raise typer.BadParameter("--to needs --from.")
     if old:
-        if only or digest_only:
-            raise typer.BadParameter("--from goes with neither PATH nor --digest-only.")
+        if only or digest_only or accepted or include:
+            raise typer.BadParameter("--from goes with none of PATH, --digest-only, --accepted and --include.")
         found = run(difference, context, old, new or None, form, context=context)
     else:
-        found = run(_diff, context, only or [], form, context=context)
+        found = run(_diff, context, only or [], form, accepted, include, context=context)
     if exit_code and found:
         raise typer.Exit(1)
 
 
-async def _diff(context: Context, only: list[str], form: str) -> bool:
+async def _diff(context: Context, only: list[str], form: str, accepted: bool, include: list[str] | None) -> bool:
     async with context.open() as workspace:
         wanted = [inside(workspace.root, name) for name in only]
-        changes = await workspace.changes()
+        asked = included(workspace.root, include)
+        kept = require_accepted(workspace) if accepted else None
+        changes = workspace.reviewing.stands_for(kept) if kept else await workspace.changes(included=asked)
         shown = [change for change in changes.shown if _is_wanted(change, wanted)]
         full = form == "patch" and not only and not context.json
-        digest = workspace.reviewed(changes, terminal_name() if full else "")
+        terminal = terminal_name() if full else ""
+        digest = (
+            workspace.reviewing.show(kept, changes, terminal) if kept else workspace.reviewed(changes, terminal, asked)
+        )
         if form == "digest":
             print(digest)
         elif context.json:
@@ -151,7 +179,7 @@ async def _diff(context: Context, only: list[str], form: str) -> bool:
         elif form == "name-status":
             output.write_patch(rendering.name_status(shown))
         else:
-            _print_risks(shown)
+            print_risks(shown)
             # Nobody reads base85; what lands is under the digest all the same.
             binary = not sys.stdout.isatty()
             output.write_patch(rendering.unified(shown, workspace.lower, workspace.store, binary=binary))
@@ -168,7 +196,20 @@ async def _diff(context: Context, only: list[str], form: str) -> bool:
         return bool(shown)
 
 
-def _print_risks(shown: list[Change]) -> None:
+def require_accepted(workspace: Workspace) -> ShownRecord:
+    """What `review` accepted. Raises CommitError (digest_required) where that's nothing, or has landed."""
+    kept = workspace.reviewing.accepted()
+    if kept is None:
+        raise CommitError(
+            "Nothing is accepted.",
+            code="digest_required",
+            hint="See what was decided with `workbench review`, and accept with --accept PATH.",
+        )
+    return kept
+
+
+def print_risks(shown: list[Change]) -> None:
+    """Why each risky change is, before its content, on stderr."""
     for change in shown:
         if change.risk:
             output.say(f"RISKY {output.path(change.path)}: {change.risk}")
@@ -213,7 +254,7 @@ def _is_wanted(change: Change, only: list[bytes]) -> bool:
 
 def print_stat(workspace: Workspace, changes: ChangeSet) -> None:
     """A summary of a change set, on stdout."""
-    _print_risks(list(changes.shown))
+    print_risks(list(changes.shown))
     output.write_patch(rendering.stat(changes.shown, workspace.lower, workspace.store))
     print_left(changes.left)
 

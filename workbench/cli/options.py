@@ -16,8 +16,10 @@ import typer
 from workbench import sessions
 from workbench.cli import output
 from workbench.cli.failure import exit_code, find_error
+from workbench.cli.places import inside
 from workbench.errors import WorkbenchError
 from workbench.mounting import SandboxOptions
+from workbench.review.changeset import Included
 from workbench.sandbox.backend import Limits
 from workbench.warm import find_workspace
 from workbench.workspace import Workspace
@@ -140,6 +142,14 @@ def limits(
     return replace(replace(Limits(), **said).within(), **sizes)
 
 
+IncludeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--include",
+        metavar="WHAT",
+        help="Also what stays in the overlay by itself: ignored, scratch, or a path (./ignored for one of that name).",
+    ),
+]
 ForceStopOption = Annotated[bool, typer.Option("--stop", metavar="", help="Also end a shell that is attached.")]
 
 
@@ -165,6 +175,13 @@ class Context:
 def workspace_path(named: str | None) -> bytes:
     """The directory that was named, else the nearest one with a `.git`, else the current one."""
     return find_workspace(None if named is None else os.fsencode(named))
+
+
+def included(root: bytes, named: list[str] | None) -> Included:
+    """What `--include` asks for. Raises OptionsError for a path outside the workspace."""
+    classes = frozenset(kind for kind in Included.CLASSES if kind.value in (named or ()))
+    words = {kind.value for kind in Included.CLASSES}
+    return Included(classes, frozenset(inside(root, name) for name in named or () if name not in words))
 
 
 def run(function: Callable[..., Any], *args: Any, context: Context) -> Any:

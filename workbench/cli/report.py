@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from workbench.checkpoints.store import Checkpoint
 from workbench.checkpoints.upkeep import Verified
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import CommandResult
+from workbench.protocol.records import AuditRecord
 from workbench.protocol.reports import (
+    AuditReport,
+    BranchReport,
+    ChainReport,
     ChangeReport,
     CheckpointReport,
     CommitReport,
@@ -23,17 +25,29 @@ from workbench.protocol.reports import (
     JobReport,
     LandedReport,
     LeftReport,
+    MergeReport,
     PathReport,
+    RevertReport,
+    ReviewedChangeReport,
+    ReviewedHunkReport,
+    ReviewReport,
     RewindReport,
     SandboxReport,
     StatusReport,
+    UnmergedReport,
     VerifyReport,
     text,
 )
 from workbench.review import diff
+from workbench.review.audit import Verified as AuditVerified
+from workbench.review.branch import Branch
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath, State
+from workbench.review.decisions import Review
+from workbench.review.hunks import NamedHunk, named_hunks
 from workbench.review.landed import Committed
 from workbench.review.log import LogEntry
+from workbench.review.merge import Merge
+from workbench.review.order import group_of, in_order
 from workbench.sandbox.facts import JobFacts
 from workbench.timeline import Preview
 from workbench.vfs.storage import Kind, Storage
@@ -59,6 +73,7 @@ def status_report(workspace: Workspace, status: WorkspaceStatus) -> StatusReport
         scratch=_counted(status.changes, Left.SCRATCH),
         ignored=_counted(status.changes, Left.IGNORED),
         mount_points=_paths(status.mount_points),
+        unresolved=_paths(status.unresolved),
     )
 
 
@@ -119,6 +134,16 @@ def landed_report(committed: Committed, messages: Iterable[str]) -> LandedReport
     )
 
 
+def audit_report(record: AuditRecord) -> AuditReport:
+    """An entry of `workbench log --audit`."""
+    return AuditReport(at=_time(record.at_ns), **record.model_dump(exclude={"version", "at_ns", "previous"}))
+
+
+def chain_report(verified: AuditVerified) -> ChainReport:
+    """The report of `workbench log --audit --verify`."""
+    return ChainReport(lines=verified.lines, last=verified.last, wrong=verified.wrong, why=verified.why)
+
+
 def rewind_report(travelled: Travelled) -> RewindReport:
     """The report of `workbench rewind` and `workbench redo`."""
     journey = travelled.journey
@@ -155,6 +180,35 @@ def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
         ended_processes=len(landed.ended),
         weak=landed.committed.weak,
         ended=job_reports(landed.ended),
+        verified=landed.verified,
+        differs=_paths(landed.differs),
+    )
+
+
+def branch_report(branch: Branch, digest: str) -> BranchReport:
+    """The report of `workbench commit --git`."""
+    return BranchReport(branch=branch.name, commit=branch.commit, digest=digest, uncommitted=_paths(branch.uncommitted))
+
+
+def merge_report(merge: Merge, ended: tuple[JobFacts, ...]) -> MergeReport:
+    """The report of `workbench merge`, which ended those commands."""
+    named = ((PathReport.of(path), why) for path, why in merge.unmerged.items())
+    return MergeReport(
+        merged=_paths(merge.merged),
+        marked=_paths(merge.marked),
+        taken=_paths(merge.taken),
+        unmerged=tuple(UnmergedReport(path=path.path, path_bytes=path.path_bytes, reason=why) for path, why in named),
+        ended_processes=len(ended),
+        ended=job_reports(ended),
+    )
+
+
+def revert_report(changes: ChangeSet, reverted: Committed | None) -> RevertReport:
+    """The report of `workbench revert`; `reverted` is None where nothing was done."""
+    return RevertReport(
+        commit_id=reverted.commit_id if reverted is not None else None,
+        digest=changes.digest,
+        reverted=_paths(change.path for change in changes.changes),
     )
 
 
@@ -195,8 +249,10 @@ def _job(job: JobFacts) -> JobReport:
     )
 
 
-def exec_report(result: CommandResult, exit_code: int, changes: int | None) -> ExecReport:
-    """The report of `workbench exec`, which itself ends with `exit_code`."""
+def exec_report(
+    result: CommandResult, exit_code: int, changes: int | None, landing: Landed | WorkbenchError | None = None
+) -> ExecReport:
+    """The report of `workbench exec`, which itself ends with `exit_code`; `landing` is what landed, or why it waits."""
     return ExecReport(
         exit_code=exit_code,
         exit_code_of="workbench" if result.timed_out else "command",
@@ -214,6 +270,8 @@ def exec_report(result: CommandResult, exit_code: int, changes: int | None) -> E
         user_cpu_ms=result.user_cpu_ms,
         system_cpu_ms=result.system_cpu_ms,
         memory_peak_bytes=result.memory_peak_bytes,
+        commit_id=landing.committed.commit_id if isinstance(landing, Landed) else None,
+        waits=error_fields(landing) if isinstance(landing, WorkbenchError) else None,
     )
 
 
@@ -227,9 +285,42 @@ def error_fields(error: WorkbenchError) -> dict[str, str | None]:
     return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
-def _change(old: Storage, new: diff.Contents, change: Change) -> ChangeReport:
+def review_report(workspace: Workspace, review: Review, accepted: ChangeSet) -> ReviewReport:
+    """The report of `workbench review`; `accepted` is the change set that lands of it."""
+    return ReviewReport(
+        digest=accepted.digest if accepted.changes else None,
+        changes=tuple(_reviewed(workspace, review, change) for change in in_order(review.changes.shown)),
+        accepted=_paths(path for change in accepted.changes for path, _, _ in change.steps()),
+        left=_left(review.changes.left),
+    )
+
+
+def _reviewed(workspace: Workspace, review: Review, change: Change) -> ReviewedChangeReport:
+    decision = review.decision(change)
+
+    def decided(hunk: NamedHunk) -> bool | None:
+        if decision.accepted is not None:
+            return decision.accepted
+        known = {decision.hunks.get(part.id) for part in hunk.leaves}
+        return known.pop() if len(known) == 1 else None
+
+    def told(hunk: NamedHunk) -> ReviewedHunkReport:
+        fields = dict(_hunk(hunk))
+        return ReviewedHunkReport(**fields, accepted=decided(hunk), parts=tuple(map(told, hunk.parts)))
+
+    fields = dict(_change(workspace.lower, workspace.store, change, with_hunks=False))
+    hunks = named_hunks(change, workspace.lower, workspace.store)
+    return ReviewedChangeReport(
+        **{**fields, "hunks": tuple(map(told, hunks))},
+        group=group_of(change).name.lower(),
+        verdict=review.verdict(change).value,
+    )
+
+
+def _change(old: Storage, new: diff.Contents, change: Change, *, with_hunks: bool = True) -> ChangeReport:
     named = PathReport.of(change.path)
     binary = diff.is_binary(change, old, new)
+    hunks = () if binary or not with_hunks else named_hunks(change, old, new)
     return ChangeReport(
         path=named.path,
         path_bytes=named.path_bytes,
@@ -239,25 +330,20 @@ def _change(old: Storage, new: diff.Contents, change: Change) -> ChangeReport:
         binary=binary,
         risk=change.risk or None,
         renamed_from=PathReport.of(change.renamed_from) if change.renamed_from else None,
-        hunks=() if binary else tuple(_hunks(old, new, change)),
+        hunks=tuple(map(_hunk, hunks)),
     )
 
 
-def _hunks(old: Storage, new: diff.Contents, change: Change) -> Iterator[HunkReport]:
-    seen: Counter[bytes] = Counter()
-    for hunk in diff.hunks_of(change, old, new):
-        lines = b"".join(hunk.lines)
-        # The same lines may change twice in one file.
-        identity = b"%s\0%d\0%s" % (change.path, seen[lines], lines)
-        seen[lines] += 1
-        yield HunkReport(
-            id=hashlib.sha256(identity).hexdigest()[:16],
-            old_start=hunk.old_start,
-            old_lines=hunk.old_count,
-            new_start=hunk.new_start,
-            new_lines=hunk.new_count,
-            lines=tuple(text(line) for line in hunk.lines),
-        )
+def _hunk(named: NamedHunk) -> HunkReport:
+    hunk = named.hunk
+    return HunkReport(
+        id=named.id,
+        old_start=hunk.old_start,
+        old_lines=hunk.old_count,
+        new_start=hunk.new_start,
+        new_lines=hunk.new_count,
+        lines=tuple(text(line) for line in hunk.lines),
+    )
 
 
 def _mode(state: State | None) -> str | None:

@@ -11,6 +11,7 @@ import typer
 from workbench.checkpoints import upkeep
 from workbench.checkpoints.history import RowKind
 from workbench.cli import output
+from workbench.cli.audit import show_audit, verify_audit
 from workbench.cli.jobs import say_ended
 from workbench.cli.options import Context, ForceStopOption, JsonOption, QuietOption, SessionOption, WorkspaceOption, run
 from workbench.cli.report import (
@@ -23,7 +24,6 @@ from workbench.cli.report import (
 )
 from workbench.protocol.reports import ForkReport
 from workbench.review import diff as rendering
-from workbench.review.landed import Committed
 from workbench.review.log import LogEntry
 from workbench.timeline import Preview
 from workbench.workspace import Travelled, Workspace
@@ -118,7 +118,13 @@ def log(
     steps: Annotated[bool, typer.Option("--steps", metavar="", help="Unfold the steps of messages.")] = False,
     commits: Annotated[bool, typer.Option("--commits", metavar="", help="What landed, instead.")] = False,
     audit: Annotated[
-        bool, typer.Option("--audit", metavar="", help="What landed, with the messages and commands that led to it.")
+        bool,
+        typer.Option(
+            "--audit", metavar="", help="What landed, was refused, rewound and dropped, by whom, and what led to it."
+        ),
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", metavar="", help="With --audit: whether that is still what was written.")
     ] = False,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
@@ -126,8 +132,15 @@ def log(
 ) -> None:
     """The session's checkpoints, newest first: what you can rewind to."""
     context = Context(workspace, session, json)
-    if commits or audit:
-        run(_landed, context, number, audit, context=context)
+    if verify and not audit:
+        raise typer.BadParameter("--verify goes with --audit.")
+    if audit and verify:
+        if run(verify_audit, context, context=context):
+            raise typer.Exit(1)
+    elif audit:
+        run(show_audit, context, number, context=context)
+    elif commits:
+        run(_landed, context, number, context=context)
     else:
         run(_log, context, number, graph, steps, context=context)
 
@@ -183,27 +196,20 @@ def _age(created_ns: int) -> str:
     return "just now"
 
 
-async def _landed(context: Context, number: int, audit: bool) -> None:
+async def _landed(context: Context, number: int) -> None:
     async with context.open() as workspace:
         found = workspace.timeline.landed()[: number or None]
     if context.json:
         output.write_json_list([landed_report(committed, messages) for committed, messages in found])
         return
-    for committed, messages in found:
+    for committed, _ in found:
         changes = sum(not change.implied for change in committed.changes)
-        said = f"{output.count(changes, 'change')}, session {committed.session}"
+        # A revert is of no session.
+        of = f", session {committed.session}" if committed.session else ""
+        said = f"{output.count(changes, 'change')}{of}"
         print(f"{output.bold(committed.commit_id)}  {_age(committed.created_ns):>14}  {said}")
-        if audit:
-            _print_audit(committed, messages)
-
-
-def _print_audit(committed: Committed, messages: list[str]) -> None:
-    print(f"  digest {committed.digest}")
-    for message in messages:
-        print(f"  after {output.text(message)}")
-    shown = [change for change in committed.changes if not change.implied]
-    for line in b"".join(rendering.name_status(shown)).splitlines():
-        print(f"  {output.visible(line)}")
+        if committed.message:
+            print(f"  {output.text(committed.message)}")
 
 
 def rewind(

@@ -65,14 +65,86 @@ class OverlayRecord(Frozen):
     mounts: tuple[MountRecord, ...] = ()
 
 
+class SelectionRecord(Frozen):
+    """What was accepted of a change set, as `review.selection.Selection`; `hunks` are (path, ids)."""
+
+    accepted: tuple[bytes, ...] = ()
+    hunks: tuple[tuple[bytes, tuple[str, ...]], ...] = ()
+    refused: tuple[bytes, ...] = ()
+
+
+class IncludedRecord(Frozen):
+    """What was asked for of what would stay behind, as `review.changeset.Included`."""
+
+    classes: tuple[str, ...] = ()
+    paths: tuple[bytes, ...] = ()
+
+
 class ShownRecord(Frozen):
-    """`shown/<digest>[-<terminal>].json`: a change set that was shown; `terminal` is empty where there was none."""
+    """`shown/<digest>[-<terminal>].json`: a change set that was shown; `terminal` is empty where there was none.
+
+    It's that of `checkpoint`, with what was `included`; where there is a `selection`, what that takes of it.
+    """
 
     version: int = 1
     digest: str
     checkpoint: str
     terminal: str = ""
     shown_ns: int
+    selection: SelectionRecord | None = None
+    included: IncludedRecord = IncludedRecord()
+
+
+class DecisionRecord(Frozen):
+    """What was decided of one change: `accepted` says of the whole, None where `hunks` say so by their ids.
+
+    `of` is the digest of that change alone: of any other at this path nothing was decided.
+    """
+
+    path: bytes
+    of: str
+    accepted: bool | None = None
+    hunks: dict[str, bool] = {}
+
+
+class ReviewRecord(Frozen):
+    """`review.json` of an overlay: the decisions on the change set of `checkpoint`, with what was `included`.
+
+    `digest` is that of what was accepted, empty where nothing is.
+    """
+
+    version: int = 1
+    checkpoint: str
+    digest: str = ""
+    included: IncludedRecord = IncludedRecord()
+    decisions: tuple[DecisionRecord, ...] = ()
+
+
+class AuditRecord(Frozen):
+    """A line of `audit.jsonl`: who did what, when, and to how many changes of each kind.
+
+    `previous` is the SHA-256 of the line before.
+    """
+
+    version: int = 1
+    at_ns: int
+    uid: int
+    user: str
+    action: str
+    session: str
+    digest: str = ""
+    commit_id: str = ""
+    code: str = ""
+    message: str = ""
+    counts: dict[str, int] = {}
+    previous: str
+
+
+class MergeRecord(Frozen):
+    """`merge.json` of an overlay: the paths in which the last merge left conflict markers; each may be resolved since."""
+
+    version: int = 1
+    marked: tuple[bytes, ...] = ()
 
 
 class JourneyRecord(Frozen):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from workbench.protocol.records import Frozen
 
@@ -47,6 +47,7 @@ class StatusReport(Frozen):
     scratch: int = 0
     ignored: int = 0
     mount_points: tuple[PathReport, ...] = ()
+    unresolved: tuple[PathReport, ...] = ()
 
 
 class HunkReport(Frozen):
@@ -89,6 +90,45 @@ class DiffReport(Frozen):
     digest: str
     changes: tuple[ChangeReport, ...]
     left: tuple[LeftReport, ...] = ()
+
+
+class ReviewedHunkReport(HunkReport):
+    """A hunk and what was decided of it: `accepted` is None where nothing was. `parts` are what it can be taken apart into."""
+
+    accepted: bool | None = None
+    parts: tuple[ReviewedHunkReport, ...] = ()
+
+
+class ReviewedChangeReport(ChangeReport):
+    """A change, what it is to a reviewer (`risky`, `source`, `test`, `lock`, `generated`), and what was decided of it.
+
+    `verdict` is `undecided`, `accepted`, `rejected` or `part`.
+    """
+
+    group: str
+    verdict: str
+    hunks: tuple[ReviewedHunkReport, ...] = ()
+
+
+class ReviewReport(Frozen):
+    """`workbench review --json`: `digest` is that of what is accepted, None where nothing is; `accepted` what lands of it."""
+
+    version: int = 1
+    digest: str | None
+    changes: tuple[ReviewedChangeReport, ...]
+    accepted: tuple[PathReport, ...]
+    left: tuple[LeftReport, ...] = ()
+
+
+class DecisionsInput(Frozen):
+    """What `workbench review --decisions` reads: paths relative to the workspace's root, and ids of hunks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    accept: tuple[str, ...] = ()
+    reject: tuple[str, ...] = ()
+    accept_hunks: tuple[str, ...] = ()
+    reject_hunks: tuple[str, ...] = ()
 
 
 class JobReport(Frozen):
@@ -148,7 +188,10 @@ class StopReport(Frozen):
 
 
 class CommitReport(Frozen):
-    """`workbench commit --json`. `weak` says that the filesystem can't exchange two names, which leaves a window."""
+    """`workbench commit --json`. `weak` says that the filesystem can't exchange two names, which leaves a window.
+
+    `verified` says that what landed was read back; `differs` are the paths at which it's no longer what was reviewed.
+    """
 
     version: int = 1
     commit_id: str | None
@@ -158,6 +201,45 @@ class CommitReport(Frozen):
     ended_processes: int = 0
     weak: bool = False
     ended: tuple[JobReport, ...] = ()
+    verified: bool = False
+    differs: tuple[PathReport, ...] = ()
+
+
+class BranchReport(Frozen):
+    """`workbench commit --git --json`: `uncommitted` are paths with changes of the person's own, which the branch has, too."""
+
+    version: int = 1
+    branch: str
+    commit: str
+    digest: str
+    uncommitted: tuple[PathReport, ...]
+
+
+class UnmergedReport(PathReport):
+    """A path that couldn't be merged, and why, in a word or two."""
+
+    reason: str
+
+
+class MergeReport(Frozen):
+    """`workbench merge --json`: `marked` are those of `merged` with conflict markers, `taken` went by --ours or --theirs."""
+
+    version: int = 1
+    merged: tuple[PathReport, ...]
+    marked: tuple[PathReport, ...]
+    taken: tuple[PathReport, ...]
+    unmerged: tuple[UnmergedReport, ...]
+    ended_processes: int = 0
+    ended: tuple[JobReport, ...] = ()
+
+
+class RevertReport(Frozen):
+    """`workbench revert --json`: the commit that it landed as, None with --dry-run, and the paths that were taken back."""
+
+    version: int = 1
+    commit_id: str | None
+    digest: str
+    reverted: tuple[PathReport, ...]
 
 
 class DiscardReport(Frozen):
@@ -212,6 +294,37 @@ class LandedReport(Frozen):
     messages: tuple[str, ...] = ()
 
 
+class AuditReport(Frozen):
+    """An entry of `workbench log --audit --json`, newest first: who did what, when, to how many changes of each kind.
+
+    `code` is that of the error of a refusal; `commit_id` is the commit's, of a branch git's.
+    """
+
+    at: str
+    uid: int
+    user: str
+    action: str
+    session: str
+    digest: str
+    commit_id: str
+    code: str
+    message: str
+    counts: dict[str, int]
+
+
+class ChainReport(Frozen):
+    """`workbench log --audit --verify --json`: `lines` follow from each other, `last` is the hash of the last of them.
+
+    `wrong` is the first line (from 1) that isn't what was written there, 0 where none is, and `why` says how it shows.
+    """
+
+    version: int = 1
+    lines: int
+    last: str
+    wrong: int
+    why: str
+
+
 class RewindReport(Frozen):
     """`workbench rewind --json` and `workbench redo --json`.
 
@@ -252,7 +365,8 @@ class ExecReport(Frozen):
     `exit_code` is what `workbench exec` itself ends with, and `exit_code_of` says whose that is: `command`, or `workbench`
     for 124 (`timed_out`; `signal` says what ended the command), 2, 125, 126 and 127, where `error` (`code`, `message`,
     `hint`) says why there is no result. `stdout` and `stderr` are text, undecodable bytes replaced, with what
-    `omitted_bytes` counts left out between their heads and tails. `changes` is how many the overlay holds now.
+    `omitted_bytes` counts left out between their heads and tails. `changes` is how many the overlay holds now. With
+    `--commit success` `commit_id` is what they landed as, or `waits` (`code`, `message`, `hint`) says why they didn't.
     """
 
     version: int = 1
@@ -273,6 +387,8 @@ class ExecReport(Frozen):
     user_cpu_ms: int = 0
     system_cpu_ms: int = 0
     memory_peak_bytes: int = 0
+    commit_id: str | None = None
+    waits: dict[str, str | None] | None = None
 
 
 class ErrorReport(Frozen):

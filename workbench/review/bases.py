@@ -241,6 +241,11 @@ def reaches(root: Lower, path: bytes, old: State | None, new: State | None) -> b
     return bool(new.blob) and content_id(root, path, found, like=new.blob) == new.blob
 
 
+def differing(root: Lower, changes: Iterable[Change]) -> list[bytes]:
+    """The paths at which the workspace isn't what landed there: kind, mode and the hash of the content. Raises OSError."""
+    return [path for path, (old, new) in steps_of(changes).items() if not reaches(root, path, old, new)]
+
+
 def is_mode_alone(old: State | None, new: State | None) -> bool:
     """Whether a step changes nothing but permission bits."""
     if old is None or new is None or old.kind is not new.kind or old.kind is Kind.SYMLINK:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
+from workbench.vfs import paths
 from workbench.vfs.storage import Kind
 
 
@@ -77,6 +79,26 @@ class Change:
             yield self.path, None, self.new
         else:
             yield self.path, self.old, self.new
+
+
+@dataclass(frozen=True, slots=True)
+class Included:
+    """What lands although it stays behind by itself, because somebody asked for it: whole classes, and paths with all that
+    is below them."""
+
+    classes: frozenset[Left] = frozenset()
+    paths: frozenset[bytes] = frozenset()
+
+    CLASSES: ClassVar[tuple[Left, ...]] = (Left.IGNORED, Left.SCRATCH)
+    """The classes that can be asked for."""
+
+    def has(self, path: bytes, reason: Left) -> bool:
+        """Whether a path that would stay for a reason was asked for, or something below it was."""
+        if reason not in self.CLASSES:
+            return False
+        return reason in self.classes or any(
+            path == wanted or paths.is_below(path, wanted) or paths.is_below(wanted, path) for wanted in self.paths
+        )
 
 
 @dataclass(frozen=True, slots=True)

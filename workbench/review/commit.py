@@ -11,7 +11,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from workbench.checkpoints.manifest import Manifest
@@ -21,11 +21,11 @@ from workbench.review.changeset import ChangeSet
 from workbench.review.compare import digest_of
 from workbench.review.directories import NO_FLAG, rename_new, sync_parents
 from workbench.review.journal import Action, Intent, Journal, Operation, restored
-from workbench.review.landed import Committed, base_record
+from workbench.review.landed import Committed, base_record, load
 from workbench.review.plan import check_complete, check_landable, operations_of
 from workbench.review.recovery import locked, recover_locked
 from workbench.review.staging import ELSEWHERE, Blobs, ChangedError, Staging, colliding
-from workbench.review.transaction import Transaction
+from workbench.review.transaction import Kept, Transaction
 from workbench.review.trees import change_mode, copy_tree
 from workbench.vfs import paths, syscalls
 from workbench.vfs.local import LocalStorage
@@ -44,6 +44,7 @@ def commit(
     store: Blobs,
     *,
     session: str = "",
+    message: str = "",
     locks: Sequence[int] = (),
     lock_timeout_s: float = 60.0,
     on_step: Callable[[str], None] | None = None,
@@ -51,7 +52,7 @@ def commit(
     """Land a change set in the real workspace: all of it, or nothing and the reason why.
 
     `manifest` is that of the checkpoint that the change set was made from; contents come from `store`, by the ids in
-    the change set. `session` is written to the record. `locks` are descriptors of the workspaces above this one,
+    the change set. `session` and `message` are written to the record. `locks` are descriptors of the workspaces above this one,
     locked shared for the while. `on_step` hears of every step, by name, before the next; what it raises undoes the
     commit.
 
@@ -84,16 +85,51 @@ def commit(
             operations = operations_of(examination)
             _check_permissions(root, operations)
             step("examined")
-            intent = _intent(root, change_set, session, operations)
-            with Journal.begin(commits_dir, intent) as journal:
-                step("begun")
-                with Transaction(root, journal, intent, step, weak=not is_locked) as transaction:
-                    return _Commit(transaction, examination, manifest, store).run()
+            intent = _intent(root, change_set, session, message, operations)
+            try:
+                with Journal.begin(commits_dir, intent) as journal:
+                    step("begun")
+                    with Transaction(root, journal, intent, step, weak=not is_locked) as transaction:
+                        return _Commit(transaction, examination, manifest, store).run()
+            except CommitError as error:
+                if error.code != "commit_incomplete":
+                    raise
+                return _recovered(root, commits_dir, intent, step, error)
     except OSError as error:
         raise _failed(error) from error
 
 
-def _intent(root: LocalStorage, change_set: ChangeSet, session: str, operations: tuple[Operation, ...]) -> Intent:
+def _recovered(
+    root: LocalStorage, commits_dir: str, intent: Intent, step: Callable[[str], None], failure: CommitError
+) -> Committed:
+    """Try once more to complete a commit that was neither undone nor finished; the lock is held."""
+    try:
+        found = recover_locked(root, commits_dir, step)
+    except CommitError:
+        raise failure from None
+    for recovered in found:
+        if recovered.committed is not None:
+            return recovered.committed
+        kept = _kept(recovered.directory, recovered.kept)
+        raise CommitError(
+            f"The commit failed, and was undone at the second try; nothing was applied.{kept}",
+            hint="Put right what it failed for, and commit again.",
+        ) from failure
+    # It was complete but for the last word on the disk.
+    return load(commits_dir, intent.commit_id)
+
+
+def _kept(directory: str, kept: Iterable[Kept]) -> str:
+    return "".join(
+        f" What stood at '{paths.display(path)}' before is kept as {os.path.join(directory, place)}."
+        for path, place in kept
+        if place
+    )
+
+
+def _intent(
+    root: LocalStorage, change_set: ChangeSet, session: str, message: str, operations: tuple[Operation, ...]
+) -> Intent:
     found = look(root, b"")
     if found is None:
         raise paths.error(errno.ENOENT, b"")
@@ -110,6 +146,7 @@ def _intent(root: LocalStorage, change_set: ChangeSet, session: str, operations:
         found.stat.mtime_ns,
         operations,
         change_set.changes,
+        message,
     )
 
 
@@ -160,12 +197,7 @@ class _Commit:
                 code="commit_incomplete",
                 hint="Make room or restore the permission; the next `workbench` command completes the undo.",
             )
-        kept = "".join(
-            f" What stood at '{paths.display(path)}' before is kept as "
-            f"{os.path.join(transaction.journal.directory, place)}."
-            for path, place in transaction.kept
-            if place
-        )
+        kept = _kept(transaction.journal.directory, transaction.kept)
         if isinstance(error, ChangedError):
             return _conflict([error.path], kept)
         if isinstance(error, OSError):

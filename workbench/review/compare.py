@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
 from workbench.review.bases import BIG, Found, content_id
-from workbench.review.changeset import Change, ChangeKind, ChangeSet, Left, LeftPath, State
+from workbench.review.changeset import Change, ChangeKind, ChangeSet, Included, Left, LeftPath, State
 from workbench.review.ignore import Directory, IgnoreRules
 from workbench.review.names import REPOSITORY_NAMES, folded, is_git, is_repository
 from workbench.review.nearest import Nearest, with_ancestors
@@ -37,17 +37,19 @@ def change_set(
     *,
     scratch: bytes,
     root_mode: int | None = None,
+    included: Included | None = None,
 ) -> ChangeSet:
     """Compare a checkpoint's upper layer with the real workspace.
 
     `checkpoint` is its commit and `manifest` its manifest. `scratch` is the name of the scratch directory. `root_mode`
-    is the mode that the upper's root was given: only where it's known can a change of the root's mode be told.
+    is the mode that the upper's root was given: only where it's known can a change of the root's mode be told. `included`
+    is what was asked for of what would stay behind.
 
     Costs what the upper departs in: the lower is read only at those paths, and a file's content only where the sizes
     are equal or the digest needs it. Equal inputs give an equal digest. Raises OSError where the lower fails in another
     way than by refusing access, and CheckpointError where the store can't give a symlink's target.
     """
-    comparison = _Comparison(manifest, lower, scratch, root_mode)
+    comparison = _Comparison(manifest, lower, scratch, root_mode, included or Included())
     comparison.run()
     changes = sorted(_settle(comparison), key=lambda change: change.path)
     rules = RiskRules(manifest, lower, store)
@@ -78,11 +80,14 @@ def _encoded(state: State | None) -> bytes:
 class _Comparison:
     """One walk over the upper layer, from the root down; what it finds is in `changes` and `left`."""
 
-    def __init__(self, manifest: Manifest, lower: Lower, scratch: bytes, root_mode: int | None) -> None:
+    def __init__(
+        self, manifest: Manifest, lower: Lower, scratch: bytes, root_mode: int | None, included: Included
+    ) -> None:
         self._manifest = manifest
         self._lower = lower
         self._scratch = scratch
         self._root_mode = root_mode
+        self._included = included
         self._rules = IgnoreRules(lower)
         self._mounts = frozenset(lower.mount_points())
         self._uid = os.geteuid()
@@ -166,7 +171,7 @@ class _Comparison:
 
     def _reason_to_leave(self, path: bytes, name: bytes, kind: Kind, old: Stat | None, rules: Directory) -> Left | None:
         """Why a path never lands, whatever it's compared with; `kind` is a whiteout for what is gone."""
-        if path == self._scratch:
+        if path.partition(b"/")[0] == self._scratch and not self._included.has(path, Left.SCRATCH):
             return Left.SCRATCH
         if is_git(name):
             return Left.REPOSITORY
@@ -178,7 +183,7 @@ class _Comparison:
         if not ignored and kind is not Kind.WHITEOUT and (old is None or old.kind is not kind):
             ignored = rules.ignores(path, name, is_dir=kind is Kind.DIR)
         # What the lower doesn't have isn't tracked, and the index isn't read for it.
-        if ignored and not (old is not None and rules.tracks(path)):
+        if ignored and not (old is not None and rules.tracks(path)) and not self._included.has(path, Left.IGNORED):
             return Left.IGNORED
         return None if kind is Kind.WHITEOUT else _SPECIAL.get(kind)
 
@@ -326,7 +331,7 @@ class _Comparison:
         `emptied` says that even an upper directory without entries is a departure: it wasn't copied up for nothing.
         """
         count = self._count(path)
-        if not count and emptied and reason is not Left.SCRATCH:
+        if not count and emptied and path != self._scratch:
             count = 1
         if count:
             self.left[path] = LeftPath(path, reason, count)

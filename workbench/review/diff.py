@@ -19,9 +19,9 @@ from workbench.review.lines import Hunk, changed_ranges, hunks, split
 from workbench.vfs import paths
 from workbench.vfs.storage import Kind, Storage
 
-_BINARY_PROBE = 8000
+BINARY_PROBE = 8000
 """Bytes in which git looks for a NUL (FIRST_FEW_BYTES in its xdiff-interface.c)."""
-_TEXT_LIMIT = 32 << 20
+TEXT_LIMIT = 32 << 20
 """Bytes beyond which a file isn't compared line by line, as git does beyond core.bigFileThreshold."""
 _CHUNK = 1 << 16
 _ROW = 52
@@ -128,7 +128,7 @@ class _Side:
         """Its first bytes, None where it can't be read: somebody else's in the real workspace."""
         try:
             with self.open() as file:
-                return file.read(_BINARY_PROBE)
+                return file.read(BINARY_PROBE)
         except PermissionError:
             return None
 
@@ -180,7 +180,7 @@ class _Diff:
         sides = [side for side in (self.old, self.new) if side is not None]
         for side in sides:
             beginning = side.beginning()
-            if side.state.size > _TEXT_LIMIT or beginning is None or b"\0" in beginning:
+            if side.state.size > TEXT_LIMIT or beginning is None or b"\0" in beginning:
                 return True
         return False
 

@@ -131,6 +131,7 @@ class Intent:
     root_mtime_ns: int
     operations: tuple[Operation, ...]
     changes: tuple[Change, ...]
+    message: str = ""
 
     def record(self) -> Json:
         return {
@@ -145,6 +146,7 @@ class Intent:
             "root": [self.root_inode, self.root_handle.hex(), self.root_mtime_ns],
             "operations": [operation.record() for operation in self.operations],
             "changes": [change_record(change) for change in self.changes],
+            "message": self.message,
         }
 
     @classmethod
@@ -162,6 +164,7 @@ class Intent:
             mtime_ns,
             tuple(Operation.of_record(operation) for operation in fields["operations"]),
             tuple(change_of_record(change) for change in fields["changes"]),
+            fields.get("message", ""),
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.checkpoints.manifest import Base, Certainty
-from workbench.errors import StateError
+from workbench.errors import CommitError, StateError
 from workbench.review.changeset import Change, ChangeKind, State
 from workbench.vfs import paths
 from workbench.vfs.storage import Kind
@@ -27,11 +27,11 @@ Json = dict[str, Any]
 class Committed:
     """One commit that landed.
 
-    `directory` is where its journal, pre-images and record are. `landed` are all paths that are now as reviewed,
-    `added` those of them where nothing stood before, `landed_bases` what stands at each of them now: the next base.
-    `weak` says that the filesystem couldn't exchange two names or create one exclusively, so that an edit at that very
-    moment could be missed. `kept` are (path, file below `directory`) of a person's edits that couldn't be put
-    anywhere else.
+    `directory` is where its journal, pre-images and record are. `landed` are all paths that are now as reviewed, `added`
+    those of them where nothing stood before, `landed_bases` what stands at each of them now: the next base. `weak` says
+    that the filesystem couldn't exchange two names or create one exclusively, so that an edit at that very moment could
+    be missed. `kept` are (path, file below `directory`) of a person's edits that couldn't be put anywhere else.
+    `message` is what was said of it.
     """
 
     commit_id: str
@@ -46,6 +46,7 @@ class Committed:
     landed_bases: dict[bytes, Base]
     weak: bool = False
     kept: tuple[tuple[bytes, str], ...] = ()
+    message: str = ""
 
     def settle(self) -> None:
         """Note that the overlay's upper layer is now what remained of it; safe to call again. Raises OSError."""
@@ -92,6 +93,7 @@ def save(committed: Committed) -> None:
         "added": sorted(text(path) for path in committed.added),
         "bases": [base_record(base) for base in committed.landed_bases.values()],
         "kept": [[text(path), place] for path, place in committed.kept],
+        "message": committed.message,
     }
     temporary = os.path.join(committed.directory, f".{_LANDED}.{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -131,6 +133,7 @@ def load(commits_dir: str, commit_id: str) -> Committed:
             landed_bases={base.path: base for base in bases},
             weak=record["weak"],
             kept=tuple((data(path), place) for path, place in record["kept"]),
+            message=record.get("message", ""),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(
@@ -156,6 +159,29 @@ def find(commits_dir: str, session: str, digest: str) -> Committed | None:
         if (committed.session, committed.digest) == (session, digest):
             return committed
     return None
+
+
+def find_by_id(commits_dir: str, commit_id: str) -> Committed:
+    """The commit of an id, or of a beginning that only one has.
+
+    Raises CommitError (commit_unknown), OSError, StateError (state_corrupt).
+    """
+    names = os.listdir(commits_dir) if os.path.isdir(commits_dir) else []
+    found = [
+        name
+        for name in names
+        if commit_id
+        and not name.startswith(".")
+        and name.startswith(commit_id)
+        and os.path.exists(os.path.join(commits_dir, name, _LANDED))
+    ]
+    if len(found) != 1:
+        raise CommitError(
+            f"{commit_id!r} names {'no commit' if not found else 'more than one commit'} of this workspace.",
+            code="commit_unknown",
+            hint="`workbench log --commits` names them.",
+        )
+    return load(commits_dir, found[0])
 
 
 def landed_ids(commits_dir: str) -> list[str]:

@@ -13,7 +13,7 @@ import re
 import time
 
 from workbench.errors import CommitError, StateError
-from workbench.protocol.records import ShownRecord
+from workbench.protocol.records import IncludedRecord, SelectionRecord, ShownRecord
 from workbench.vfs.statefile import read_json, write_json
 
 _NAME = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{8})?")
@@ -26,8 +26,15 @@ class ShownDigests:
     def __init__(self, overlay_path: str) -> None:
         self._directory = os.path.join(overlay_path, "shown")
 
-    def add(self, digest: str, checkpoint: str, terminal: str) -> None:
-        """Note that `digest`, of `checkpoint`, was shown on `terminal`.
+    def add(
+        self,
+        digest: str,
+        checkpoint: str,
+        terminal: str,
+        selection: SelectionRecord | None = None,
+        included: IncludedRecord | None = None,
+    ) -> None:
+        """Note that `digest`, of `checkpoint`, was shown on `terminal`; the others as in `ShownRecord`.
 
         `terminal` is empty where there was none, or where less than the whole was shown: on which ones the same digest
         was shown before stays.
@@ -35,7 +42,14 @@ class ShownDigests:
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         write_json(
             self._file(digest, terminal),
-            ShownRecord(digest=digest, checkpoint=checkpoint, terminal=terminal, shown_ns=time.time_ns()),
+            ShownRecord(
+                digest=digest,
+                checkpoint=checkpoint,
+                terminal=terminal,
+                shown_ns=time.time_ns(),
+                selection=selection,
+                included=included or IncludedRecord(),
+            ),
         )
         for record in self._newest_first()[_KEPT:]:
             with contextlib.suppress(FileNotFoundError):

@@ -398,6 +398,7 @@ class Transaction:
             landed_bases={path: self._landed_base(path, new, staged.get(path)) for path, (_, new) in steps.items()},
             weak=self.weak,
             kept=tuple(self.kept),
+            message=self.intent.message,
         )
 
     def _landed_base(self, path: bytes, new: State | None, staged: Base | None) -> Base:
