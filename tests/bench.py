@@ -193,10 +193,11 @@ class InPhases:
         assert self._process.returncode == 0, errors
         return output
 
-    def wait(self) -> None:
-        """Wait until somebody else has ended it."""
-        self._process.communicate(timeout=60)
+    def wait(self) -> bytes:
+        """Wait until somebody else has ended it; what it said of that."""
+        _, errors = self._process.communicate(timeout=60)
         assert self._process.returncode != 0
+        return errors
 
 
 async def keeper_of(overlay: str) -> KeeperInfo | None:

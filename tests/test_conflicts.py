@@ -31,8 +31,15 @@ def workspace(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(params=["mounted", "copied"], autouse=True)
+def sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the engine gets at our files, or has copies of them."""
+    monkeypatch.setenv("WORKBENCH_SHARING", request.param)
+    return str(request.param)
+
+
 @pytest.fixture
-def bench(engine: None, state: Path, workspace: Path) -> Bench:
+def bench(engine: None, state: Path, sharing: str, workspace: Path) -> Bench:
     return Bench(workspace)
 
 

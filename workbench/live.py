@@ -106,10 +106,12 @@ class LiveOverlay(Overlay):
 
     def _is_stale(self, path: bytes) -> bool:
         """Whether only the sandbox can tell what commands see at a path."""
-        if runtime.find_socket(self._directory.path) is None or not self._mounting.lower_moved_on(path):
+        if runtime.find_socket(self._directory.path) is None:
             return False
-        mark_changed(self._directory.path)
-        return True
+        if self._mounting.lower_moved_on(path):
+            mark_changed(self._directory.path)
+            return True
+        return self._mounting.is_copied()
 
     # Writing
 

@@ -26,7 +26,7 @@ from workbench.checkpoints.history import Purpose, RowKind
 from workbench.checkpoints.manifest import Entry, Manifest
 from workbench.checkpoints.restore import pending, restore
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
-from workbench.errors import CheckpointError, OverlayError, WorkspaceError
+from workbench.errors import CheckpointError, OptionsError, OverlayError, SandboxError, WorkspaceError
 from workbench.protocol.records import MountRecord
 from workbench.review import repository
 from workbench.sandbox import filesystems, images, leftovers
@@ -49,6 +49,14 @@ _CLOCK_SLACK_NS = 50_000_000
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ATTEMPTS = 5
 _UPKEEP = Purpose(RowKind.UPKEEP)
+# A copy has other inodes and change times: git would read every file anew, and write its index.
+_GIT_OF_COPIES = {
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "core.checkStat",
+    "GIT_CONFIG_VALUE_0": "minimal",
+    "GIT_CONFIG_KEY_1": "core.trustctime",
+    "GIT_CONFIG_VALUE_1": "false",
+}
 _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
@@ -56,9 +64,11 @@ _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 class SandboxOptions:
     """How a sandbox is made.
 
-    `backend` is `auto`, `docker` or `namespace`; what a session had first stays, unless it's named. `image` empty is
-    the session's, else the default one. `environment` is added to what commands get. `limits` None are those of the warm
-    sandbox, else the default ones. `idle_seconds` is how long a sandbox without commands stays.
+    `backend` is `auto`, `docker`, `namespace` or `none` (files only); what a session had first stays, unless it's
+    named. `image` empty is the session's, else the default one. `environment` is added to what commands get. `limits`
+    None are those of the warm sandbox, else the default ones. `idle_seconds` is how long a sandbox without commands
+    stays. `sharing` is `mounted`, or `copied`: then a container engine works on copies of the layers, as one that doesn't
+    share this machine's files must; `$WORKBENCH_SHARING` where it isn't given.
     """
 
     backend: str = "auto"
@@ -67,6 +77,7 @@ class SandboxOptions:
     limits: Limits | None = None
     idle_seconds: float = 600
     runtime: str = ""
+    sharing: str = field(default_factory=lambda: os.environ.get("WORKBENCH_SHARING") or "mounted")
 
 
 class Mounting:
@@ -101,12 +112,26 @@ class Mounting:
             and wanted.limits in (None, sandbox.limits)
         )
 
+    def require_commands(self) -> None:
+        """Raises SandboxError (sandbox_unsupported) where there is to be no sandbox at all."""
+        if self.options.backend == "none":
+            raise SandboxError(
+                "The backend is none, which is for files only: there is no sandbox to run a command in.",
+                code="sandbox_unsupported",
+                hint="--backend auto takes one that works here.",
+            )
+
+    def is_copied(self) -> bool:
+        """Whether what is mounted is a copy: until a command has ended, what it wrote isn't in the upper layer here."""
+        return any(mount.live and mount.copied for mount in self._overlay.record().mounts)
+
     async def start(self, report: Report, before: Callable[[], None]) -> KeeperClient:
         """A sandbox over the overlay, started unless another process has just done so.
 
         `before` runs under the lock, before anything is mounted. Raises SandboxError, OverlayError (overlay_busy),
         CheckpointError, WorkspaceError (workspace_unsupported).
         """
+        self.require_commands()
         spec = await self._picked(report)
         lock = await self.lock_or_keeper(timeout=30.0)
         if isinstance(lock, KeeperClient):
@@ -146,6 +171,10 @@ class Mounting:
         if preference == "auto" and (record.backend_asked or record.backend == "docker"):
             preference = record.backend
         image = images.reference(self.options.image or record.image)
+        if self.options.sharing not in ("mounted", "copied"):
+            raise OptionsError(
+                f"There is no way of sharing called {self.options.sharing!r}.", hint="Choose mounted or copied."
+            )
         spec = await to_thread.run_sync(self._spec, image)
         picked = await pick(preference, spec, self._state.path, report)
         if picked.backend == "docker" and record.backend not in ("", "docker"):
@@ -154,7 +183,12 @@ class Mounting:
             kept = preference != self.options.backend
             why = "this session was given it (--backend names another one)" if kept else picked.why
             report(f"using the {picked.backend} backend: {why}. Compared with docker it has {picked.isolation}")
-        return replace(spec, backend=picked.backend, image=picked.image)
+        elif picked.result.sharing != self.options.sharing:
+            report(f"the engine works on copies of the workspace: {picked.result.reason}")
+        environment = spec.environment if picked.result.sharing == "mounted" else {**_GIT_OF_COPIES, **spec.environment}
+        return replace(
+            spec, backend=picked.backend, image=picked.image, sharing=picked.result.sharing, environment=environment
+        )
 
     def _require_files(self) -> None:
         if problem := filesystems.lower_problem(self._directory.root):
@@ -183,6 +217,7 @@ class Mounting:
             labels={leftovers.STATE_LABEL: self._state.id, leftovers.OVERLAY_LABEL: self._overlay.path},
             idle_seconds=self.options.idle_seconds,
             runtime=self.options.runtime,
+            sharing=self.options.sharing,
         )
 
     def _workspace_mount(self, image: str) -> OverlayMount:

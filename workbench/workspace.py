@@ -353,6 +353,7 @@ class Workspace:
         One that the real workspace changed under, or of another backend, image or limits than were asked for, is replaced
         where nothing runs in it. Raises as `exec`, and SandboxError (sandbox_busy) where something runs in one of another kind.
         """
+        self._mounting.require_commands()
         client = await KeeperClient.connect(self._overlay.path)
         if client is None:
             return await self._mounting.start(report, self._complete_overlay)
@@ -424,6 +425,10 @@ class Workspace:
                 found = listing(merged, path, everything=everything)
             return found, self._overlay.is_locked() and self._mounting.lower_moved_on(path)
 
+        if self._mounting.is_copied() and (client := await KeeperClient.connect(self._overlay.path)) is not None:
+            # Holding what runs brings the upper layer here up to date.
+            async with client, client.freeze():
+                return await to_thread.run_sync(look)
         return await to_thread.run_sync(look)
 
     @contextlib.contextmanager

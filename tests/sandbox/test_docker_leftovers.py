@@ -73,18 +73,23 @@ async def test_a_mount_that_is_written_down_is_removed_by_name(
 ) -> None:
     async with running(_spec(overlay, tmp_path, state_id)) as inside:
         mount = MountRecord(name=inside.backend.name, backend="docker", boot_id=leftovers.boot_id())
-        leftovers.ensure_unmounted(mount)
+        leftovers.ensure_unmounted(mount, overlay)
         assert not Engine().volumes(f"{docker.NAME_LABEL}={mount.name}")
-        leftovers.ensure_unmounted(mount)
+        leftovers.ensure_unmounted(mount, overlay)
 
 
-def test_an_engine_that_cannot_be_asked_proves_nothing_until_the_next_boot(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_be_asked_proves_nothing_until_the_next_boot(
+    overlay: OverlayDirectory, tmp_path: Path
+) -> None:
     nobody = Engine(str(tmp_path / "none.sock"))
     mount = MountRecord(name="workbench-x", backend="docker", boot_id=leftovers.boot_id())
     with pytest.raises(SandboxError) as caught:
-        leftovers.ensure_unmounted(mount, nobody)
+        leftovers.ensure_unmounted(mount, overlay, nobody)
     assert caught.value.code == "engine_unavailable"
-    leftovers.ensure_unmounted(mount.model_copy(update={"boot_id": "another"}), nobody)
+    leftovers.ensure_unmounted(mount.model_copy(update={"boot_id": "another"}), overlay, nobody)
+    # A copy outlives the kernel: only the engine can say what is in it.
+    with pytest.raises(SandboxError):
+        leftovers.ensure_unmounted(mount.model_copy(update={"boot_id": "another", "copied": True}), overlay, nobody)
 
 
 def test_a_tree_of_any_depth_mode_and_name_is_removed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -15,7 +16,7 @@ import pytest
 
 from tests.sandbox.support import Layers, backend_of, running, spec
 from tests.sandbox.users import OrdinaryUser, ordinary_user
-from workbench.errors import SandboxError
+from workbench.errors import OptionsError, SandboxError
 from workbench.sandbox import namespace
 from workbench.sandbox.backend import SandboxSpec
 from workbench.sandbox.namespace import NamespaceBackend
@@ -27,7 +28,7 @@ Make = Callable[..., SandboxSpec]
 
 @pytest.fixture(scope="session")
 def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """User namespaces and bubblewrap; without them the test is skipped, with the reason."""
+    """User namespaces; without them the test is skipped, with the reason."""
     layers = Layers(tmp_path_factory.mktemp("namespaces"))
 
     async def start() -> None:
@@ -42,11 +43,19 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(f"{error.message} {error.hint}")
 
 
+@pytest.fixture(params=["bubblewrap", "plain"])
+def runtime(request: pytest.FixtureRequest) -> str:
+    """What confines the sandbox."""
+    if request.param == "bubblewrap" and not namespace._bubblewrap(""):
+        pytest.skip("bubblewrap isn't installed")
+    return str(request.param)
+
+
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path: Path, runtime: str) -> Make:
     def make(target: str = "/workspace", **changes: object) -> SandboxSpec:
         layers = Layers(tmp_path / "layers", target, (int(str(changes.get("uid", 0))), int(str(changes.get("gid", 0)))))
-        return spec("namespace", layers.mount, **changes)
+        return spec("namespace", layers.mount, runtime=runtime, **changes)
 
     return make
 
@@ -136,10 +145,10 @@ async def test_a_workspace_is_seen_at_any_path(make: Make, target: str) -> None:
         assert await inside(f"os.listdir({target!r})") == ["old"]
 
 
-async def test_every_mount_has_its_own_overlay(tmp_path: Path) -> None:
+async def test_every_mount_has_its_own_overlay(tmp_path: Path, runtime: str) -> None:
     outer, inner = Layers(tmp_path / "one", "/home/me"), Layers(tmp_path / "two", "/home/me/old.git")
     (outer.lower / "old.git").mkdir()
-    async with running(spec("namespace", inner.mount, outer.mount)) as inside:
+    async with running(spec("namespace", inner.mount, outer.mount, runtime=runtime)) as inside:
         await inside.sh("echo 1 > /home/me/one; echo 2 > /home/me/old.git/two")
     assert os.listdir(outer.upper) == ["one"]
     assert os.listdir(inner.upper) == ["two"]
@@ -182,9 +191,14 @@ async def test_a_mount_that_fails_says_so(make: Make, tmp_path: Path) -> None:
 
 async def test_a_missing_tool_is_named_with_its_package(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespace, "_PATH", "/nonexistent")
-    with pytest.raises(SandboxError, match="needs bwrap") as caught:
+    with pytest.raises(SandboxError, match="needs unshare") as caught:
         await backend_of(make()).start(lambda line: None)
-    assert "bubblewrap" in str(caught.value.hint)
+    assert "util-linux" in str(caught.value.hint)
+
+
+async def test_a_runtime_that_there_is_not_is_refused(make: Make) -> None:
+    with pytest.raises(OptionsError, match="runsc"):
+        await backend_of(replace(make(), runtime="runsc")).start(lambda line: None)
 
 
 async def test_the_supervisor_itself_says_hello(make: Make) -> None:
@@ -203,15 +217,15 @@ from pathlib import Path
 import anyio
 from tests.sandbox.support import Layers, running, spec
 async def main():
-    async with running(spec("namespace", Layers(Path(sys.argv[1])).mount)) as inside:
+    async with running(spec("namespace", Layers(Path(sys.argv[1])).mount, runtime=sys.argv[2])) as inside:
         print(inside.backend.name, flush=True)
         await anyio.sleep_forever()
 anyio.run(main)
 """
 
 
-async def test_a_sandbox_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KEEPER, str(tmp_path / "kept")]
+async def test_a_sandbox_ends_with_the_process_that_started_it(tmp_path: Path, runtime: str) -> None:
+    command = [sys.executable, "-c", KEEPER, str(tmp_path / "kept"), runtime]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         name = process.stdout.readline().strip()
@@ -223,14 +237,14 @@ async def test_a_sandbox_ends_with_the_process_that_started_it(tmp_path: Path) -
 
 
 AS_USER = """
-import os
+import os, sys
 from pathlib import Path
 import anyio
 from tests.sandbox.support import Layers, running, spec
 from workbench.sandbox import namespace
 layers = Layers(Path("layers"))
 async def main():
-    async with running(spec("namespace", layers.mount)) as inside:
+    async with running(spec("namespace", layers.mount, runtime=sys.argv[1])) as inside:
         assert await inside("[os.getuid(), os.getgid()]") == [os.getuid(), os.getgid()]
         await inside.sh("cd /workspace; echo new > new; rm old")
         # As the supervisor makes itself: that hides nothing from whoever must find what is left.
@@ -255,10 +269,10 @@ def user() -> Iterator[OrdinaryUser]:
 
 
 @pytest.mark.root
-def test_an_ordinary_user_needs_no_privilege_and_leaves_nothing_of_roots(user: OrdinaryUser) -> None:
+def test_an_ordinary_user_needs_no_privilege_and_leaves_nothing_of_roots(user: OrdinaryUser, runtime: str) -> None:
     allowed = subprocess.run(
         ["unshare", "-Ur", "true"], user=user.uid, group=user.gid, capture_output=True, check=False
     )
     if allowed.returncode:
         pytest.skip(f"ordinary users may not make user namespaces here: {allowed.stderr.decode()}")
-    user.run(AS_USER)
+    user.run(AS_USER, runtime)

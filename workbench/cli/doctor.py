@@ -82,9 +82,12 @@ async def _examine(root: bytes) -> DoctorReport:
     spec = _spec()
     await _docker(state, spec, findings)
     await _namespace(state, spec, findings)
-    wanted = SandboxOptions().backend
+    wanted = os.environ.get("WORKBENCH_BACKEND") or SandboxOptions().backend
+    if wanted == "none":
+        why = "it was asked for: files can be worked on, and no command runs"
+        return DoctorReport(picked=wanted, why=why, findings=tuple(findings))
     try:
-        picked = await probe.pick(os.environ.get("WORKBENCH_BACKEND") or wanted, spec, state.path)
+        picked = await probe.pick(wanted, spec, state.path)
     except SandboxError as error:
         return DoctorReport(picked=None, why=error.message, findings=tuple(findings))
     why = f"{picked.why}. Compared with docker it has {picked.isolation}" if picked.isolation else picked.why
@@ -114,7 +117,8 @@ def _filesystems(state: StateDirectory, root: bytes) -> Iterator[FindingReport]:
 
 def _spec() -> SandboxSpec:
     uid, gid = os.geteuid(), os.getegid()
-    return SandboxSpec(backend="auto", image=images.DEFAULT, mounts=(), uid=uid or 65534, gid=gid or 65534)
+    sharing = SandboxOptions().sharing
+    return SandboxSpec("auto", images.DEFAULT, mounts=(), uid=uid or 65534, gid=gid or 65534, sharing=sharing)
 
 
 async def _docker(state: StateDirectory, spec: SandboxSpec, findings: list[FindingReport]) -> None:
@@ -157,8 +161,9 @@ def _engine(info: EngineInfo) -> Iterator[FindingReport]:
 
 
 async def _namespace(state: StateDirectory, spec: SandboxSpec, findings: list[FindingReport]) -> None:
-    if bwrap := shutil.which("bwrap"):
-        findings.append(FindingReport(topic="namespace", state=OK, finding=f"bubblewrap at {bwrap}"))
+    bwrap = shutil.which("bwrap")
+    found = f"bubblewrap at {bwrap}" if bwrap else "no bubblewrap: it is done without"
+    findings.append(FindingReport(topic="namespace", state=OK, finding=found))
     for path, (wanted, meaning) in _KNOBS.items():
         with contextlib.suppress(OSError), open(path, encoding="ascii") as stream:
             if (value := stream.read().strip()) != wanted:
@@ -178,6 +183,9 @@ def _probed(result: probe.ProbeResult) -> Iterator[FindingReport]:
         yield FindingReport(topic=result.backend, state=PROBLEM, finding=result.reason)
         return
     yield FindingReport(topic=result.backend, state=OK, finding="a whole cycle of mount, change and unmount went well")
+    if result.sharing == "copied":
+        finding = f"it works on copies of our files, which makes each start slower: {result.reason}"
+        yield FindingReport(topic=result.backend, state=WARNING, finding=finding)
     for detail in result.details:
         yield FindingReport(topic=result.backend, state=OK, finding=detail)
 

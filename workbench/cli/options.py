@@ -74,7 +74,7 @@ BackendOption = Annotated[
         "--backend",
         metavar="NAME",
         envvar="WORKBENCH_BACKEND",
-        help="docker, namespace, or auto: what the session had last, else docker where it works.",
+        help="docker, namespace, none (files only), or auto: what the session had last, else docker where it works.",
     ),
 ]
 

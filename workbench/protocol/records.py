@@ -33,7 +33,8 @@ class MountRecord(Frozen):
     `name` is the engine's volume, or the namespace sandbox's own id, empty where it isn't known. `epoch_ns` is the upper
     filesystem's clock one tick after set-up, 0 while it isn't known. `clock_offset_ns` is the real-time clock less the
     boot-time clock at that moment: where it has shrunk since, the clock was stepped back. `live` is False once it was
-    seen to be unmounted: the next scan still judges by its epoch.
+    seen to be unmounted: the next scan still judges by its epoch. `copied` says that the engine has layers of its own,
+    which outlive it: until the upper one was read out, what is in it is nowhere else.
     """
 
     name: str
@@ -42,6 +43,7 @@ class MountRecord(Frozen):
     epoch_ns: int = 0
     clock_offset_ns: int = 0
     live: bool = True
+    copied: bool = False
 
 
 class OverlayRecord(Frozen):

@@ -65,7 +65,8 @@ class SandboxSpec:
     The first of `mounts` is the workspace, and its target the directory commands start in. `environment` is all that
     PID 1 and commands get. `labels` go on every container and volume; among them `workbench.state` is the id of the state
     directory, by which leftovers are told from another's, and `workbench.overlay` the overlay's directory, whose lock
-    tells whether they are leftovers.
+    tells whether they are leftovers. `sharing` says how an engine gets at the layers: they are `mounted` where they are,
+    or `copied` into volumes of its own and read out again.
     """
 
     backend: str
@@ -79,6 +80,7 @@ class SandboxSpec:
     labels: dict[str, str] = field(default_factory=dict)
     idle_seconds: float = 600
     runtime: str = ""
+    sharing: str = "mounted"
 
 
 class Backend(Protocol):
@@ -98,10 +100,18 @@ class Backend(Protocol):
         """
         ...
 
+    async def read_out(self, *, whole: bool = False) -> None:
+        """Bring the upper layer on this machine up to what the sandbox's is, where that is another one.
+
+        `whole` also compares what seems not to have changed since the last time. Raises SandboxError.
+        """
+        ...
+
     async def stop(self) -> None:
         """End everything and unmount; safe to call at any time, also after a failed start.
 
-        Returns only when nothing is mounted. Raises SandboxError (sandbox_failed) where that can't be reached.
+        Returns only when nothing is mounted, and the upper layer read out. Raises SandboxError (sandbox_failed) where that
+        can't be reached.
         """
         ...
 

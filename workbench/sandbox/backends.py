@@ -22,5 +22,5 @@ def make_backend(spec: SandboxSpec) -> Backend:
     raise SandboxError(
         f"There is no backend called {spec.backend!r}.",
         code="backend_unavailable",
-        hint="Choose docker or namespace, or auto.",
+        hint="Choose docker, namespace or none, or auto.",
     )

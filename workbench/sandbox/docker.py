@@ -14,8 +14,9 @@ from anyio.abc import ByteStream
 from workbench.errors import SandboxError
 from workbench.sandbox import images
 from workbench.sandbox.attach import AttachStream
-from workbench.sandbox.backend import SandboxSpec, lost
+from workbench.sandbox.backend import OverlayMount, SandboxSpec, lost
 from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
+from workbench.sandbox.copies import Copies
 from workbench.sandbox.engine import Engine, EngineRefusedError
 from workbench.sandbox.targets import bind_target, home_of, mount_options
 
@@ -51,6 +52,8 @@ class DockerBackend:
         self._engine = engine
         self._source = source
         self._created = False
+        self._copies: Copies | None = None
+        self._changes_copies = False
         self._stream: AttachStream | None = None
 
     @property
@@ -70,7 +73,14 @@ class DockerBackend:
         """
         source = supervisor_source() if self._source is None else self._source
         try:
-            engine = await anyio.to_thread.run_sync(self._create, source, report)
+            engine, image = await anyio.to_thread.run_sync(self._find, report)
+            mounts = self._spec.mounts
+            if self._spec.sharing == "copied":
+                report("copying the workspace into the engine, which takes the longer the more there is of it")
+                self._copies = Copies(engine, self.name, image, self._labels, mounts)
+                mounts = await self._copies.fill(report)
+            await anyio.to_thread.run_sync(self._create, engine, image, mounts, source, report)
+            self._changes_copies = True
             self._stream = await engine.attach(self.name)
             await anyio.to_thread.run_sync(self._run, engine)
             await self._stream.send(source)
@@ -87,8 +97,13 @@ class DockerBackend:
             raise
         return self._stream
 
+    async def read_out(self, *, whole: bool = False) -> None:
+        """Read out the upper layer where the engine has a copy of its own. Raises SandboxError."""
+        if self._copies is not None:
+            await self._copies.read_out(whole=whole)
+
     async def stop(self) -> None:
-        """Kill and remove the container, then unmount by removing the volumes.
+        """Kill and remove the container, read out what the engine has of its own, unmount by removing the volumes.
 
         Returns only when the engine has confirmed that they are gone. Raises SandboxError (sandbox_failed,
         engine_unavailable): then something may still be mounted, and `stop` can be called again.
@@ -96,8 +111,24 @@ class DockerBackend:
         with anyio.CancelScope(shield=True):
             if self._stream is not None:
                 await self._stream.aclose()
-            if self._engine is not None and self._created:
-                await anyio.to_thread.run_sync(remove, self._engine, self.name)
+            if self._engine is None or not self._created:
+                return
+            if self._copies is not None:
+                await self._end_copies(self._copies)
+            await anyio.to_thread.run_sync(remove, self._engine, self.name)
+
+    async def _end_copies(self, copies: Copies) -> None:
+        assert self._engine is not None
+        await anyio.to_thread.run_sync(self._engine.remove_container, self.name)
+        if self._changes_copies:
+            try:
+                await copies.read_out()
+            except SandboxError:
+                # The container that reads was lost, with the engine perhaps; another one finds the volumes as they are.
+                await copies.stop()
+                await copies.read_out(whole=True)
+            self._changes_copies = False
+        await copies.stop()
 
     async def _undo(self) -> None:
         try:
@@ -105,13 +136,27 @@ class DockerBackend:
         except SandboxError as error:
             raise lost(error) from error
 
-    def _create(self, source: bytes, report: Callable[[str], None]) -> Engine:
-        options = [mount_options(mount) for mount in self._spec.mounts]
+    @property
+    def _labels(self) -> dict[str, str]:
+        return {**self._spec.labels, LABEL: "1", NAME_LABEL: self.name}
+
+    def _find(self, report: Callable[[str], None]) -> tuple[Engine, str]:
         engine = self._engine = self._engine or Engine()
         engine.ping()
         image = images.available(self._spec.image, report, engine=engine)
-        labels = {**self._spec.labels, LABEL: "1", NAME_LABEL: self.name}
         self._created = True
+        return engine, image
+
+    def _create(
+        self,
+        engine: Engine,
+        image: str,
+        mounts: tuple[OverlayMount, ...],
+        source: bytes,
+        report: Callable[[str], None],
+    ) -> None:
+        options = [mount_options(mount) for mount in mounts]
+        labels = self._labels
         for volume, wanted in zip(self._volumes(), options, strict=True):
             body = {"Name": volume, "Driver": "local", "DriverOpts": wanted, "Labels": labels}
             stored = engine.call("POST", "/volumes/create", body=body).get("Options")
@@ -127,7 +172,6 @@ class DockerBackend:
         self.warnings += tuple(answer.get("Warnings") or ())
         for warning in self.warnings:
             report(warning)
-        return engine
 
     def _run(self, engine: Engine) -> None:
         try:
@@ -221,8 +265,11 @@ def remove(engine: Engine, name: str) -> None:
         if attempt:
             time.sleep(_REMOVE_PAUSE_SECONDS)
         try:
-            engine.remove_container(name)
-            volumes = [str(volume["Name"]) for volume in engine.volumes(label)]
+            for container in engine.containers(label):
+                engine.remove_container(str(container["Id"]))
+            # What is mounted before what it is mounted on.
+            found = sorted(engine.volumes(label), key=lambda volume: not volume.get("Options"))
+            volumes = [str(volume["Name"]) for volume in found]
             if not volumes and not engine.containers(label):
                 return
             for volume in volumes:

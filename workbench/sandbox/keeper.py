@@ -44,6 +44,9 @@ _CREDENTIALS = struct.Struct("3i")
 _HELLO_SECONDS = 60.0
 _END_SECONDS = 15.0
 _KILL_GRACE_MS = 300
+_CHANGING = (frames.RUN, frames.WRITE, frames.EDIT, frames.FREEZE)
+"""What is answered only once the upper layer on this machine is what the sandbox's is."""
+
 _RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 _READ_SIZE = 256 << 10
 
@@ -145,6 +148,8 @@ class Keeper:
         self._stoppers: list[tuple[_Client, int]] = []
         self._ended: list[frames.Json] = []
         self._error: SandboxError | None = None
+        self._unread: list[tuple[bytes, int, bytes]] = []
+        self._wake_reader = asyncio.Event()
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Start, call `ready`, serve until there's a reason to end, end. Raises SandboxError where it can't start."""
@@ -152,7 +157,10 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._end, "stop")
         backend = self._backend
-        self._record(MountRecord(name=backend.name, backend=backend.kind, boot_id=_boot_id()))
+        self._record(self._mount())
+        if self._copied:
+            # What the sandbox sees is what stood there when it was copied.
+            self._epoch_ns = self._overlay.tick()
         try:
             stream = await backend.start(self._report)
         except BaseException as error:
@@ -173,6 +181,7 @@ class Keeper:
             group.start_soon(self._send, stream)
             uppers, limit = [mount.upper for mount in self._spec.mounts], self._spec.limits.disk_bytes
             group.start_soon(disk.watch, disk.DiskWatch(uppers, limit), self._busy, self._jobs)
+            group.start_soon(self._read_out)
             self._rest()
             await self._stop.wait()
             await self._end_jobs()
@@ -214,6 +223,15 @@ class Keeper:
         others = tuple(other for other in record.mounts if other.name != self._backend.name)
         self._overlay.save(record.model_copy(update={"mounts": (*others, mount) if mount else others}))
 
+    @property
+    def _copied(self) -> bool:
+        return self._spec.sharing == "copied"
+
+    def _mount(self) -> MountRecord:
+        assert self._backend is not None
+        name, kind = self._backend.name, self._backend.kind
+        return MountRecord(name=name, backend=kind, boot_id=_boot_id(), copied=self._copied)
+
     async def _greet_sandbox(self, stream: ByteStream) -> None:
         with anyio.move_on_after(_HELLO_SECONDS):
             while not self._hello:
@@ -230,17 +248,10 @@ class Keeper:
             raise frames.lost(f"it said nothing for {_HELLO_SECONDS:.0f} seconds")
         if frames.number(self._hello, "protocol") != frames.PROTOCOL:
             raise frames.lost("its supervisor is of another version")
-        self._epoch_ns = self._overlay.tick()
+        if not self._copied:
+            self._epoch_ns = self._overlay.tick()
         offset = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._record(
-            MountRecord(
-                name=self._backend.name,
-                backend=self._backend.kind,
-                boot_id=_boot_id(),
-                epoch_ns=self._epoch_ns,
-                clock_offset_ns=offset,
-            )
-        )
+        self._record(self._mount().model_copy(update={"epoch_ns": self._epoch_ns, "clock_offset_ns": offset}))
 
     async def _listen(self) -> None:
         path = runtime.socket_path(self._overlay.path)
@@ -296,13 +307,48 @@ class Keeper:
         elif kind == frames.CREDIT:
             route.input_credit += frames.COUNT.unpack(payload)[0] if len(payload) == frames.COUNT.size else 0
         elif kind in (frames.RESULT, frames.FAILED):
-            self._finish(number, route)
-            if route.answered is not None:
-                route.answered(kind, payload)
+            if self._copied and route.kind in _CHANGING and self._error is None:
+                self._unread.append((kind, number, payload))
+                self._wake_reader.set()
+                return
+            self._pass_on(kind, number, payload)
+            return
         elif kind != frames.INPUT_CLOSED:
             return
         if route.client is not None:
             route.client.send(frames.encode(kind, route.number, payload))
+
+    async def _read_out(self) -> None:
+        """Have the upper layer read out before anybody hears that a command has ended, or that all of them are held."""
+        assert self._backend is not None
+        while True:
+            await self._wake_reader.wait()
+            self._wake_reader.clear()
+            # Whoever holds them looks at the layer: it stays as it is meanwhile.
+            while self._unread and (self._stopping or not self._is_held()):
+                ends = next((i + 1 for i, (_, n, _) in enumerate(self._unread) if self._is_hold(n)), len(self._unread))
+                told, self._unread = self._unread[:ends], self._unread[ends:]
+                try:
+                    await self._backend.read_out(whole=any(_is_mapped(kind, payload) for kind, _, payload in told))
+                except (SandboxError, OSError) as error:
+                    self._lose(error if isinstance(error, SandboxError) else frames.lost(str(error)))
+                for kind, number, payload in told:
+                    self._pass_on(kind, number, payload)
+
+    def _is_hold(self, number: int) -> bool:
+        return number in self._routes and self._routes[number].kind == frames.FREEZE
+
+    def _is_held(self) -> bool:
+        return any(hold not in self._routes for client in self._clients for hold in client.holds.values())
+
+    def _pass_on(self, kind: bytes, number: int, payload: bytes) -> None:
+        route = self._routes.get(number)
+        if route is not None:
+            self._finish(number, route)
+            if route.answered is not None:
+                route.answered(kind, payload)
+            if route.client is not None:
+                route.client.send(frames.encode(kind, route.number, payload))
 
     def _finish(self, number: int, route: Route) -> None:
         del self._routes[number]
@@ -344,6 +390,7 @@ class Keeper:
         for number in client.holds.values():
             self._ask(frames.THAW, frames.COUNT.pack(number))
         client.holds.clear()
+        self._wake_reader.set()
         self._rest()
         if not self._clients:
             self._quiet.set()
@@ -373,6 +420,7 @@ class Keeper:
             client.send(frames.encode_json(frames.FAILED, number, frames.failure_content(error)))
         elif kind == frames.THAW:
             hold = client.holds.pop(frames.COUNT.unpack(payload)[0])
+            self._wake_reader.set()
             self._ask(kind, frames.COUNT.pack(hold), client, number)
         elif kind == frames.JOBS:
             self._jobs.list(client, number)
@@ -473,6 +521,7 @@ class Keeper:
         if self._stopping:
             return
         self._stopping = reason
+        self._wake_reader.set()
         # From here on whoever comes finds no keeper, and waits for the lock.
         if self._server is not None:
             self._server.close()
@@ -525,6 +574,11 @@ class Keeper:
         stoppers, self._stoppers = self._stoppers, []
         for client, number in stoppers:
             client.send(frames.encode_json(kind, number, content))
+
+
+def _is_mapped(kind: bytes, payload: bytes) -> bool:
+    # Then a file may have changed without a trace in its times.
+    return kind == frames.RESULT and frames.parse(payload).get("mapped") is True
 
 
 def _boot_id() -> str:

@@ -8,9 +8,9 @@ import os
 from contextlib import ExitStack
 from pathlib import Path, PurePath
 
-from workbench.errors import OverlayError, SandboxError
+from workbench.errors import OverlayError, SandboxError, StateError
 from workbench.protocol.records import MountRecord
-from workbench.sandbox import docker, images, namespace
+from workbench.sandbox import copies, docker, images, namespace
 from workbench.sandbox.engine import Engine, EngineRefusedError
 from workbench.sandbox.removal import remove_below
 from workbench.vfs.session import OverlayDirectory
@@ -33,7 +33,7 @@ def unmount(overlay: OverlayDirectory, state_id: str) -> None:
     left = [mount for mount in record.mounts if mount.live]
     for mount in left:
         if mount.name:
-            ensure_unmounted(mount)
+            ensure_unmounted(mount, overlay)
         else:
             ensure_none_mounted(overlay.path, state_id)
     if left:
@@ -41,21 +41,21 @@ def unmount(overlay: OverlayDirectory, state_id: str) -> None:
         overlay.save(record.model_copy(update={"mounts": mounts}))
 
 
-def ensure_unmounted(mount: MountRecord, engine: Engine | None = None) -> None:
+def ensure_unmounted(mount: MountRecord, overlay: OverlayDirectory, engine: Engine | None = None) -> None:
     """Remove whatever a mount left behind; harmless where it left nothing. For the holder of the overlay's lock.
 
-    Raises SandboxError: engine_unavailable where nobody can be asked, sandbox_failed where something stays. Then the
-    overlay may still be mounted.
+    What only the engine has of the upper layer is read out before. Raises SandboxError: engine_unavailable where nobody
+    can be asked, sandbox_failed where something stays. Then the overlay may still be mounted.
     """
     if mount.backend == "namespace":
         if mount.boot_id == boot_id():
             namespace.remove(mount.name)
         return
     try:
-        docker.remove(engine or Engine(), mount.name)
+        _remove(engine or Engine(), mount.name, overlay.path)
     except SandboxError as error:
         # Nothing that was mounted outlives the kernel, and no engine starts our containers by itself.
-        if error.code != "engine_unavailable" or mount.boot_id == boot_id():
+        if error.code != "engine_unavailable" or mount.copied or mount.boot_id == boot_id():
             raise
 
 
@@ -68,7 +68,7 @@ def ensure_none_mounted(overlay_path: str, state_id: str, engine: Engine | None 
         engine = engine or Engine()
         for name, path in _sandboxes(engine, state_id).items():
             if path == PurePath(overlay_path):
-                docker.remove(engine, name)
+                _remove(engine, name, overlay_path)
     except SandboxError as error:
         if error.code != "engine_unavailable":
             raise
@@ -98,7 +98,7 @@ def sweep(state_directory: str, state_id: str, engine: Engine | None = None) -> 
                     stack.enter_context(OverlayDirectory.open(str(path)).lock())
                 except OverlayError:
                     continue
-            docker.remove(engine, name)
+            _remove(engine, name, str(path))
             removed.append(name)
     return tuple(removed)
 
@@ -145,6 +145,20 @@ def remove_tree(path: str, *, image: str = "", engine: Engine | None = None) -> 
 def boot_id() -> str:
     """The kernel's id of this boot."""
     return Path(_BOOT_ID).read_text(encoding="ascii").strip()
+
+
+def _remove(engine: Engine, name: str, overlay_path: str) -> None:
+    # Where the overlay is gone, so is whoever wanted what was in it.
+    if os.path.isdir(overlay_path):
+        label = f"{docker.NAME_LABEL}={name}"
+        copies.rescue(engine, name, label, lambda: _image_of(overlay_path, engine), overlay_path)
+    docker.remove(engine, name)
+
+
+def _image_of(overlay_path: str, engine: Engine) -> str:
+    with contextlib.suppress(StateError):
+        return images.available(OverlayDirectory(overlay_path).record().image, lambda line: None, engine=engine)
+    return images.available("", lambda line: None, engine=engine)
 
 
 def _sandboxes(engine: Engine, state_id: str) -> dict[str, PurePath]:

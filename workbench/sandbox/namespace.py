@@ -1,12 +1,14 @@
-"""The namespace backend: the overlay is mounted in namespaces of our own, bubblewrap confines the supervisor over it.
+"""The namespace backend: the overlay is mounted in namespaces of our own, the supervisor over it confined to others.
 
-It needs no engine and no privilege, and isolates less: `lacks` says what.
+Bubblewrap does the latter where it is installed, else `jail.py`. It needs no engine and no privilege, and isolates less:
+`lacks` says what.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import secrets
 import shutil
@@ -15,48 +17,25 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 from anyio.abc import ByteStream, UNIXSocketStream
 
-from workbench.errors import SandboxError
+from workbench.errors import OptionsError, SandboxError
+from workbench.sandbox import namespace_root
 from workbench.sandbox.backend import SandboxSpec, lost
 from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
-from workbench.sandbox.targets import home_of, mount_options
+from workbench.sandbox.targets import mount_options
 
 _STDERR_KEPT = 16 << 10
-_SHM_BYTES = 64 << 20
 _END_SECONDS = 10.0
 _END_PAUSE_SECONDS = 0.005
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_TOOLS = {"bwrap": "bubblewrap", "unshare": "util-linux", "mount": "util-linux", "setpriv": "util-linux"}
-
-# What programs need of /etc to run at all: no host names, no resolver, no accounts, no keys.
-_ETC = (
-    "alternatives",
-    "ca-certificates",
-    "ca-certificates.conf",
-    "debian_version",
-    "fonts",
-    "java-17-openjdk",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "mime.types",
-    "nsswitch.conf",
-    "os-release",
-    "pki/ca-trust/extracted",
-    "pki/tls/certs",
-    "protocols",
-    "services",
-    "ssl/certs",
-    "ssl/openssl.cnf",
-    "terminfo",
-    "timezone",
-)
+_PATH = namespace_root.PATH
+_ROOT = "/run/root"
+_RUNTIMES = ("", "bubblewrap", "plain")
+_TOOLS = {"unshare": "util-linux", "mount": "util-linux", "setpriv": "util-linux"}
 
 # $1 is the name that the mounts are known by, $2 their number; then the options of each, then the command. They are
 # mounted below /run since every system has it and nothing of it is wanted inside: the state directory itself may be one
@@ -66,6 +45,7 @@ set -e
 name=$1 count=$2 number=0
 shift 2
 mount -n -t tmpfs -o mode=0755 "$name-run" /run
+mkdir /run/root
 while [ "$number" -lt "$count" ]; do
     mkdir "/run/$number"
     mount -n -t overlay -o "$1" "$name" "/run/$number"
@@ -96,7 +76,7 @@ class NamespaceStream(ByteStream):
 
     @property
     def stderr(self) -> bytes:
-        """The end of what PID 1, and bubblewrap before it, wrote to standard error so far: at most 16 kB."""
+        """The end of what PID 1, and what confined it, wrote to standard error so far: at most 16 kB."""
         self._drain()
         return self._stderr
 
@@ -160,7 +140,7 @@ class NamespaceBackend:
         return self._stream.stderr if self._stream else b""
 
     async def start(self, report: Callable[[str], None]) -> ByteStream:
-        """Mount, start bubblewrap, hand the supervisor its source, and wait until it writes something.
+        """Mount, confine, hand the supervisor its source, and wait until it writes something.
 
         Args:
             report: hears what isn't enforced.
@@ -187,6 +167,9 @@ class NamespaceBackend:
             await self._undo()
             raise
         return stream
+
+    async def read_out(self, *, whole: bool = False) -> None:
+        """Nothing: the sandbox writes the layers themselves."""
 
     async def stop(self) -> None:
         """Kill everything, and wait until no process is left that the mount could live in.
@@ -220,9 +203,8 @@ class NamespaceBackend:
         if self._spec.limits.memory_bytes:
             limits["DATA"] = self._spec.limits.memory_bytes
         with contextlib.ExitStack() as stack:
-            arguments, files = self._bubblewrap(tools["bwrap"], stack)
-            listed = _memory_file(stack, b"".join(os.fsencode(argument) + b"\0" for argument in arguments))
-            command += [tools["bwrap"], "--args", str(listed), "--"]
+            confined, files = self._confined(stack)
+            command += confined
             command += loader(source, supervisor_arguments(self._spec), limits)
             ours, theirs = socket.socketpair()
             stack.callback(theirs.close)
@@ -235,7 +217,7 @@ class NamespaceBackend:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=their_errors,
-                pass_fds=(listed, *files),
+                pass_fds=files,
                 env={"PATH": _PATH},
                 cwd="/",
                 start_new_session=True,
@@ -244,47 +226,29 @@ class NamespaceBackend:
             kept = ours.dup()
         return NamespaceStream(await UNIXSocketStream.from_socket(kept), errors)
 
-    def _bubblewrap(self, bwrap: str, stack: contextlib.ExitStack) -> tuple[list[str], list[int]]:
-        spec = self._spec
-        known = _options_of(bwrap)
-        home = home_of(spec)
-        environment = {"PATH": _PATH, "HOME": str(home), **spec.environment}
-        accounts = {
-            "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nworkbench:x:{spec.uid}:{spec.gid}::{home}:/bin/sh\n",
-            "/etc/group": f"root:x:0:\nworkbench:x:{spec.gid}:\n",
-            "/etc/hosts": "127.0.0.1 localhost workbench\n::1 localhost\n",
+    def _confined(self, stack: contextlib.ExitStack) -> tuple[list[str], list[int]]:
+        """What goes before the command that is to be confined, and the descriptors that it needs."""
+        files: list[int] = []
+
+        def keep(data: bytes) -> int:
+            files.append(_memory_file(stack, data))
+            return files[-1]
+
+        bwrap = _bubblewrap(self._spec.runtime)
+        if bwrap:
+            options = namespace_root.bubblewrap_options(self._spec, _options_of(bwrap), keep)
+            listed = keep(b"".join(os.fsencode(option) + b"\0" for option in options))
+            return [bwrap, "--args", str(listed), "--"], files
+        config = {
+            "uid": self._spec.uid,
+            "gid": self._spec.gid,
+            "hostname": "workbench",
+            "environment": namespace_root.environment(self._spec),
+            "root": _ROOT,
+            "steps": namespace_root.steps(self._spec),
         }
-        files = {path: _memory_file(stack, text.encode()) for path, text in accounts.items()}
-
-        def tmpfs(target: str, mode: str, size: int) -> list[str]:
-            return ["--perms", mode, *(["--size", str(size)] if "--size" in known and size else []), "--tmpfs", target]
-
-        arguments = [f"--unshare-{namespace}" for namespace in ("user", "pid", "net", "ipc", "uts")]
-        arguments += ["--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-        arguments += ["--hostname", "workbench"]
-        arguments += ["--uid", str(spec.uid), "--gid", str(spec.gid)]
-        if "--disable-userns" in known:
-            arguments.append("--disable-userns")
-        arguments.append("--clearenv")
-        for name, value in environment.items():
-            arguments += ["--setenv", name, value]
-        for directory in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
-            if os.path.islink(directory):
-                arguments += ["--symlink", os.readlink(directory), directory]
-            elif os.path.isdir(directory):
-                arguments += ["--ro-bind", directory, directory]
-        for name in _ETC:
-            arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-        for path, file in files.items():
-            arguments += ["--perms", "0444", "--ro-bind-data", str(file), path]
-        arguments += ["--proc", "/proc", "--dev", "/dev"]
-        arguments += [*tmpfs("/dev/shm", "1777", _SHM_BYTES), "--remount-ro", "/dev"]
-        arguments += [*tmpfs("/tmp", "1777", spec.limits.tmp_bytes), "--symlink", "/tmp", "/var/tmp"]
-        if not any(home.is_relative_to(mount.target) for mount in spec.mounts):
-            arguments += tmpfs(str(home), "0700", spec.limits.home_bytes)
-        for number, mount in sorted(enumerate(spec.mounts), key=lambda item: len(PurePosixPath(item[1].target).parts)):
-            arguments += ["--bind", f"/run/{number}", mount.target]
-        return [*arguments, "--remount-ro", "/", "--chdir", "/"], list(files.values())
+        source = Path(__file__).with_name("jail.py").read_text(encoding="utf-8")
+        return [_tool("python3", "python3"), "-I", "-S", "-c", source, str(keep(json.dumps(config).encode()))], files
 
 
 def remove(name: str) -> None:
@@ -348,6 +312,18 @@ def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
     os.write(file, data)
     os.lseek(file, 0, os.SEEK_SET)
     return file
+
+
+def _bubblewrap(runtime: str) -> str:
+    """Where bubblewrap is, empty where it isn't installed or isn't wanted. Raises OptionsError, SandboxError."""
+    if runtime not in _RUNTIMES:
+        raise OptionsError(
+            f"The namespace backend has no runtime called {runtime!r}.",
+            hint="Choose bubblewrap or plain, or none at all.",
+        )
+    if runtime == "bubblewrap":
+        return _tool("bwrap", "bubblewrap")
+    return "" if runtime == "plain" else shutil.which("bwrap", path=_PATH) or ""
 
 
 def _tool(name: str, package: str) -> str:

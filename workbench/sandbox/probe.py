@@ -27,7 +27,7 @@ from workbench.sandbox.targets import FALLBACK
 from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import read_json, write_json
 
-_VERSION = 1
+_VERSION = 2
 """Raised when the cycle changes: results of another are not trusted."""
 
 _SECONDS = 60
@@ -104,12 +104,16 @@ def _quiet(line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Whether a backend works here; `reason` says why not, `details` is one line each for people."""
+    """Whether a backend works here; `reason` says why not, `details` is one line each for people.
+
+    `sharing` is as in `SandboxSpec`. Where it works with copies only, `reason` says why.
+    """
 
     backend: str
     ok: bool
     reason: str = ""
     details: tuple[str, ...] = ()
+    sharing: str = "mounted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ class _Entry(BaseModel):
 
     key: str
     details: tuple[str, ...]
+    reason: str = ""
+    sharing: str = "mounted"
 
 
 class _Cache(BaseModel):
@@ -142,7 +148,8 @@ async def pick(preference: str, spec: SandboxSpec, state_directory: str, report:
 
     Args:
         preference: `docker` or `namespace`, which never fall back; or `auto`: docker where it works, else namespace.
-        spec: what would be started; its backend isn't looked at, its mounts are not touched.
+        spec: what would be started; its backend isn't looked at, its mounts are not touched. Where it says `copied`, an
+            engine gets copies even if it shares our files.
         state_directory: where the layers of overlays are, and where what was found out is remembered.
         report: hears what takes long.
 
@@ -154,7 +161,9 @@ async def pick(preference: str, spec: SandboxSpec, state_directory: str, report:
     if preference == "docker":
         return _picked(_required(await probe_docker(spec, state_directory, report)), spec, "it was asked for")
     if preference != "auto":
-        raise OptionsError(f"There is no backend called {preference!r}.", hint="Choose docker or namespace, or auto.")
+        raise OptionsError(
+            f"There is no backend called {preference!r}.", hint="Choose docker, namespace or none, or auto."
+        )
     try:
         docker = await probe_docker(spec, state_directory, report)
     except SandboxError as error:
@@ -165,7 +174,7 @@ async def pick(preference: str, spec: SandboxSpec, state_directory: str, report:
     else:
         hint = "`workbench doctor` says more."
         if docker.ok:
-            return _picked(docker, spec, "docker works here")
+            return _picked(docker, spec, f"docker works here{_with_copies(docker)}")
     fallback = await probe_namespace(spec, state_directory, report)
     if fallback.ok:
         return _picked(fallback, spec, f"docker can't be used: {docker.reason.rstrip('.')}")
@@ -191,18 +200,31 @@ async def probe_docker(
     """
     engine = Engine()
     info = await anyio.to_thread.run_sync(engine.facts)
-    if not info.local:
-        return ProbeResult("docker", False, f"{info.operating_system} runs in a virtual machine, without our files.")
     key = _key(spec, state_directory, info)
     image = await anyio.to_thread.run_sync(lambda: images.ensure(spec.image, report, engine=engine))
     if not fresh and (known := _remembered(state_directory, "docker", key, report)):
         return known
     spec = replace(spec, backend="docker", image=image)
     owner = os.geteuid() if info.rootless else spec.uid
-    result = await _probe(spec, state_directory, lambda s: DockerBackend(s, engine=engine, source=_CYCLE), owner)
+
+    def make(spec: SandboxSpec) -> DockerBackend:
+        return DockerBackend(spec, engine=engine, source=_CYCLE)
+
+    if spec.sharing == "copied":
+        reason = "They were asked for."
+    elif not info.local:
+        reason = f"{info.operating_system} runs in a virtual machine, without our files."
+    else:
+        result = await _probe(spec, state_directory, make, owner)
+        reason = "" if result.ok else result.reason
+    if reason:
+        result = await _probe(replace(spec, sharing="copied"), state_directory, make, owner)
+        both = reason if result.ok else f"{reason} With copies of our files: {result.reason}"
+        result = replace(result, reason=both)
     if result.ok:
         result = replace(result, details=(*result.details, *_unenforced(info)))
-        _remember(state_directory, result, key, report)
+        if result.sharing == spec.sharing or not info.local:
+            _remember(state_directory, result, key, report)
     return result
 
 
@@ -210,10 +232,10 @@ async def probe_namespace(
     spec: SandboxSpec, state_directory: str, report: Report = _quiet, *, fresh: bool = False
 ) -> ProbeResult:
     """As `probe_docker`, with the namespace backend."""
+    spec = replace(spec, backend="namespace", sharing="mounted")
     key = _key(spec, state_directory, None)
     if not fresh and (known := _remembered(state_directory, "namespace", key, report)):
         return known
-    spec = replace(spec, backend="namespace")
     owner = spec.uid if os.geteuid() == 0 else os.geteuid()
     result = await _probe(spec, state_directory, lambda s: NamespaceBackend(s, source=_CYCLE), owner)
     if result.ok:
@@ -224,6 +246,10 @@ async def probe_namespace(
 def _picked(result: ProbeResult, spec: SandboxSpec, why: str) -> Picked:
     isolation = namespace.lacks() if result.backend == "namespace" else ""
     return Picked(result.backend, images.reference(spec.image), why, isolation, result)
+
+
+def _with_copies(result: ProbeResult) -> str:
+    return f", with copies of our files: {result.reason.rstrip('.')}" if result.sharing == "copied" else ""
 
 
 def _required(result: ProbeResult) -> ProbeResult:
@@ -257,8 +283,10 @@ async def _probe(
             labels = {**spec.labels, OVERLAY_LABEL: directory}
             backend = make(replace(spec, mounts=(mount,), labels=labels))
             answer, details = await _cycle(backend)
-            problem = _answer_problem(answer, nonce) or _layers_problem(lower, overlay.upper_path, nonce, owner)
-        return ProbeResult(spec.backend, not problem, problem, (*details, *_warnings(backend)))
+            problem = _answer_problem(answer, nonce, spec.sharing) or _layers_problem(
+                lower, overlay.upper_path, nonce, owner
+            )
+        return ProbeResult(spec.backend, not problem, problem, (*details, *_warnings(backend)), spec.sharing)
     except SandboxError as error:
         if error.code in ("engine_unavailable", "image_unavailable"):
             raise
@@ -309,13 +337,13 @@ async def _cycle(backend: _Prober) -> tuple[dict[str, Any], tuple[str, ...]]:
     return answer, (f"user inside: {answer.get('uid')}", f"overlay options: {','.join(options)}")
 
 
-def _answer_problem(answer: dict[str, Any], nonce: str) -> str:
+def _answer_problem(answer: dict[str, Any], nonce: str, sharing: str) -> str:
     if "error" in answer:
         return f"A step failed inside: {answer['error']}"
     if answer["nonce"] != nonce:
         return "The sandbox doesn't see our files."
     with open(_BOOT_ID, encoding="ascii") as file:
-        if answer["boot_id"] != file.read():
+        if sharing == "mounted" and answer["boot_id"] != file.read():
             return "The engine runs on another kernel, so it can't share our files reliably."
     if answer["type"] != "overlay":
         return f"The sandbox sees a {answer['type']} where the overlay should be."
@@ -381,7 +409,7 @@ def _key(spec: SandboxSpec, state_directory: str, info: EngineInfo | None) -> st
         kernel.version,
         os.stat(state_directory).st_dev,
         os.geteuid(),
-        (spec.uid, spec.gid, spec.groups, spec.runtime),
+        (spec.uid, spec.gid, spec.groups, spec.runtime, spec.sharing),
         (info.identifier, info.version, info.kernel, info.socket, info.security_options) if info else (),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -400,10 +428,13 @@ def _read(state_directory: str, report: Report) -> _Cache:
 
 def _remembered(state_directory: str, backend: str, key: str, report: Report) -> ProbeResult | None:
     entry = _read(state_directory, report).passed.get(backend)
-    return ProbeResult(backend, True, "", entry.details) if entry and entry.key == key else None
+    if entry is None or entry.key != key:
+        return None
+    return ProbeResult(backend, True, entry.reason, entry.details, entry.sharing)
 
 
 def _remember(state_directory: str, result: ProbeResult, key: str, report: Report) -> None:
     # Only what worked: what didn't may have been put right by the next time.
-    passed = {**_read(state_directory, report).passed, result.backend: _Entry(key=key, details=result.details)}
+    entry = _Entry(key=key, details=result.details, reason=result.reason, sharing=result.sharing)
+    passed = {**_read(state_directory, report).passed, result.backend: entry}
     write_json(os.path.join(state_directory, _FILE), _Cache(passed=passed))

@@ -136,6 +136,14 @@ def origin_of(handle: bytes) -> bytes:
     return _ORIGIN_HEADER.pack(_ORIGIN_VERSION, _ORIGIN_MAGIC, length, _ORIGIN_FLAGS, kind, bytes(16)) + fid
 
 
+def origin_mark(handle: bytes) -> bytes:
+    """The `user.overlay.origin` that stands for a file handle: the other way round of `origin`."""
+    size = _ORIGIN_HEADER.size + len(handle) - 4
+    kind = struct.unpack_from(">i", handle)[0]
+    # No filesystem has this uuid, so the kernel itself never follows it.
+    return _ORIGIN_HEADER.pack(_ORIGIN_VERSION, _ORIGIN_MAGIC, size, 0, kind, bytes(16)) + handle[4:]
+
+
 def _unreadable_origin() -> OverlayError:
     return OverlayError(
         "An entry of the overlay carries a 'user.overlay.origin' in a form that isn't known.",

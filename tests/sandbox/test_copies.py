@@ -1,0 +1,197 @@
+"""An engine that doesn't share our files: what is in its copies is never lost, and nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bench import Bench, InPhases
+from tests.sandbox.support import Layers, backend_of, running, spec
+from tests.sandbox.users import OrdinaryUser, ordinary_user
+from tests.trees import make_tree, snapshot
+from workbench.errors import SandboxError
+from workbench.sandbox import docker, images, probe
+from workbench.sandbox.copies import Copies, rescue
+from workbench.sandbox.engine import Engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine")]
+
+
+@pytest.fixture(autouse=True)
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_SHARING", "copied")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    path = tmp_path / "w"
+    path.mkdir()
+    make_tree(path)
+    return path
+
+
+@pytest.fixture
+def bench(state: Path, workspace: Path) -> Bench:
+    return Bench(workspace)
+
+
+def left_of(name: str) -> list[str]:
+    """Containers and volumes of a sandbox."""
+    engine, label = Engine(), f"{docker.NAME_LABEL}={name}"
+    return [str(found.get("Id") or found["Name"]) for found in (*engine.containers(label), *engine.volumes(label))]
+
+
+def keeper_name(bench: Bench) -> tuple[int, str]:
+    keeper = bench.keeper()
+    assert keeper is not None
+    return keeper.pid, keeper.name
+
+
+def test_a_whole_session_goes_as_it_does_on_shared_files_and_leaves_nothing(bench: Bench, workspace: Path) -> None:
+    before = snapshot(workspace)
+    assert bench.inside() == snapshot(workspace, times=False)
+    _, name = keeper_name(bench)
+    assert len(left_of(name)) == 5
+    assert any("copying" in line for line in bench.said)
+    bench.sh(
+        "echo more >> README.md; rm -r docs; mkdir docs; echo new > docs/new; ln -s docs/new ln; mv src/main.py moved"
+    )
+    view = bench.inside()
+    assert snapshot(workspace) == before
+    assert not bench.stop()
+    assert left_of(name) == []
+    # Another copy, of both layers this time.
+    assert bench.inside() == view
+    bench.commit()
+    assert snapshot(workspace, times=False) == view
+    assert bench.told() == {}
+    bench.sh("echo late > late")
+    bench.discard()
+    assert bench.told() == {}
+    assert bench.inside() == view
+
+
+def test_what_is_read_outside_is_what_a_running_command_has_written(bench: Bench) -> None:
+    agent = InPhases(bench, "echo one > file; phase first; echo two > file; phase second")
+    agent.at("first")
+    assert bench.do(lambda workspace: workspace.read(b"file")) == b"one\n"
+    agent.go_on()
+    agent.at("second")
+    assert bench.do(lambda workspace: workspace.read(b"file")) == b"two\n"
+    names = [listed.path for listed in bench.do(lambda workspace: workspace.listing(b""))[0]]
+    assert b"file" in names
+    assert bench.told() == {b"file": "added"}
+    agent.go_on()
+    agent.end()
+
+
+def test_what_a_killed_keeper_left_in_the_engine_is_read_out(bench: Bench) -> None:
+    agent = InPhases(bench, "echo kept > kept; rm README.md; phase written")
+    agent.at("written")
+    pid, name = keeper_name(bench)
+    os.kill(pid, signal.SIGKILL)
+    assert b"sandbox_lost" in agent.wait()
+    assert bench.told() == {b"kept": "added", b"README.md": "deleted"}
+    assert left_of(name) == []
+
+
+def test_a_copy_that_was_never_complete_is_dropped_and_nothing_of_it_read_out(bench: Bench) -> None:
+    bench.sh("echo kept > kept")
+    _, name = keeper_name(bench)
+    bench.stop()
+    upper = Path(bench.overlay, "upper")
+    before = snapshot(upper)
+    engine = Engine()
+    label = {docker.NAME_LABEL: name}
+    mount = replace(Layers(upper.parent / "other").mount, upper=str(upper))
+    copies = Copies(engine, name, images.available("", print, engine=engine), label, (mount,))
+    copies._make_volumes()
+    rescue(engine, name, f"{docker.NAME_LABEL}={name}", lambda: "never needed", str(upper.parent))
+    assert snapshot(upper) == before
+    docker.remove(engine, name)
+    assert left_of(name) == []
+
+
+@pytest.mark.anyio
+async def test_a_container_that_reads_and_was_lost_is_replaced(tmp_path: Path) -> None:
+    layers = Layers(tmp_path / "layers", owner=(os.getuid(), os.getgid()))
+    async with running(spec("docker", layers.mount, sharing="copied")) as inside:
+        await inside.sh("echo new > /workspace/new; rm /workspace/old")
+        Engine().remove_container(f"{inside.backend.name}-copier")
+        with pytest.raises(SandboxError):
+            await inside.backend.read_out()
+    assert (layers.upper / "new").read_text() == "new\n"
+    assert (layers.upper / "old").is_char_device()
+    assert left_of(inside.backend.name) == []
+
+
+@pytest.mark.anyio
+async def test_a_start_that_fails_leaves_neither_volumes_nor_changes(tmp_path: Path) -> None:
+    layers = Layers(tmp_path / "layers")
+    (layers.upper / "kept").write_text("kept")
+    backend = backend_of(spec("docker", layers.mount, sharing="copied", runtime="no-such-runtime"))
+    with pytest.raises(SandboxError):
+        await backend.start(lambda line: None)
+    assert left_of(backend.name) == []
+    assert os.listdir(layers.upper) == ["kept"]
+
+
+@pytest.mark.anyio
+async def test_the_probe_does_the_whole_cycle_with_copies(tmp_path: Path) -> None:
+    what = spec("auto", sharing="copied", uid=os.getuid() or 1234, gid=os.getgid() or 1234)
+    picked = await probe.pick("auto", what, str(tmp_path))
+    assert (picked.backend, picked.result.sharing) == ("docker", "copied")
+    assert "with copies of our files" in picked.why
+    assert (await probe.probe_docker(what, str(tmp_path))).sharing == "copied"
+    assert (await probe.probe_docker(replace(what, sharing="mounted"), str(tmp_path))).sharing == "mounted"
+
+
+@pytest.mark.anyio
+async def test_where_a_mount_of_our_files_fails_the_probe_takes_copies_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = spec("auto", uid=os.getuid() or 1234, gid=os.getgid() or 1234)
+    facts = Engine().facts()
+    monkeypatch.setattr(Engine, "facts", lambda self: replace(facts, local=False, operating_system="Some Desktop"))
+    result = await probe.probe_docker(what, str(tmp_path))
+    assert (result.ok, result.sharing) == (True, "copied")
+    assert "Some Desktop" in result.reason
+
+
+AS_USER = """
+import os
+from pathlib import Path
+from tests.bench import Bench
+os.environ["WORKBENCH_STATE"] = os.path.abspath("state")
+Path("w").mkdir()
+Path("w/old").write_text("old")
+bench = Bench(os.path.abspath("w"), sharing="copied")
+bench.sh("id -u; echo new > new; rm old; mkdir closed; echo x > closed/x; chmod 0 closed")
+assert bench.told() == {b"new": "added", b"old": "deleted"}, bench.told()
+upper = Path(bench.overlay, "upper")
+assert upper.joinpath("new").stat().st_uid == os.getuid()
+bench.sh("test $(stat -c %a closed) = 0; chmod 700 closed; test $(cat closed/x) = x")
+assert upper.joinpath("closed", "x").read_text() == "x\\n"
+bench.stop()
+bench.discard()
+assert bench.told() == {}
+bench.stop()
+import shutil
+shutil.rmtree("state")
+"""
+
+
+@pytest.fixture
+def user() -> Iterator[OrdinaryUser]:
+    with ordinary_user("docker") as user:
+        yield user
+
+
+@pytest.mark.root
+def test_an_ordinary_user_keeps_everything_of_its_own(user: OrdinaryUser) -> None:
+    user.run(AS_USER)
