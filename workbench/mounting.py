@@ -32,6 +32,7 @@ from workbench.review import repository
 from workbench.sandbox import filesystems, images, leftovers
 from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.egress.options import Egress
 from workbench.sandbox.facts import KeeperInfo
 from workbench.sandbox.probe import pick
 from workbench.sandbox.targets import target_for
@@ -49,6 +50,7 @@ _CLOCK_SLACK_NS = 50_000_000
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ATTEMPTS = 5
 _UPKEEP = Purpose(RowKind.UPKEEP)
+_EGRESS = "egress"
 _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
@@ -58,7 +60,8 @@ class SandboxOptions:
 
     `backend` is `auto`, `docker` or `namespace`; what a session had first stays, unless it's named. `image` empty is
     the session's, else the default one. `environment` is added to what commands get. `limits` None are those of the warm
-    sandbox, else the default ones. `idle_seconds` is how long a sandbox without commands stays.
+    sandbox, else the default ones. `idle_seconds` is how long a sandbox without commands stays. `egress` is what the
+    commands that are run with these options may reach.
     """
 
     backend: str = "auto"
@@ -67,6 +70,7 @@ class SandboxOptions:
     limits: Limits | None = None
     idle_seconds: float = 600
     runtime: str = ""
+    egress: Egress = field(default_factory=Egress)
 
 
 class Mounting:
@@ -154,7 +158,8 @@ class Mounting:
             kept = preference != self.options.backend
             why = "this session was given it (--backend names another one)" if kept else picked.why
             report(f"using the {picked.backend} backend: {why}. Compared with docker it has {picked.isolation}")
-        return replace(spec, backend=picked.backend, image=picked.image)
+        egress_path = os.path.join(self._overlay.path, _EGRESS) if self.options.egress else ""
+        return replace(spec, backend=picked.backend, image=picked.image, egress_path=egress_path)
 
     def _require_files(self) -> None:
         if problem := filesystems.lower_problem(self._directory.root):

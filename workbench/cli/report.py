@@ -12,6 +12,7 @@ from workbench.checkpoints.store import Checkpoint
 from workbench.checkpoints.upkeep import Verified
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import CommandResult
+from workbench.protocol.egress import EgressEvent
 from workbench.protocol.reports import (
     ChangeReport,
     CheckpointReport,
@@ -195,7 +196,9 @@ def _job(job: JobFacts) -> JobReport:
     )
 
 
-def exec_report(result: CommandResult, exit_code: int, changes: int | None) -> ExecReport:
+def exec_report(
+    result: CommandResult, exit_code: int, changes: int | None, egress: tuple[EgressEvent, ...] = ()
+) -> ExecReport:
     """The report of `workbench exec`, which itself ends with `exit_code`."""
     return ExecReport(
         exit_code=exit_code,
@@ -214,6 +217,7 @@ def exec_report(result: CommandResult, exit_code: int, changes: int | None) -> E
         user_cpu_ms=result.user_cpu_ms,
         system_cpu_ms=result.system_cpu_ms,
         memory_peak_bytes=result.memory_peak_bytes,
+        egress=egress,
     )
 
 

@@ -6,6 +6,7 @@ import base64
 
 from pydantic import Field
 
+from workbench.protocol.egress import EgressEvent
 from workbench.protocol.records import Frozen
 
 
@@ -252,7 +253,8 @@ class ExecReport(Frozen):
     `exit_code` is what `workbench exec` itself ends with, and `exit_code_of` says whose that is: `command`, or `workbench`
     for 124 (`timed_out`; `signal` says what ended the command), 2, 125, 126 and 127, where `error` (`code`, `message`,
     `hint`) says why there is no result. `stdout` and `stderr` are text, undecodable bytes replaced, with what
-    `omitted_bytes` counts left out between their heads and tails. `changes` is how many the overlay holds now.
+    `omitted_bytes` counts left out between their heads and tails. `changes` is how many the overlay holds now. `egress` are
+    the first of the requests that left the sandbox, or wanted to.
     """
 
     version: int = 1
@@ -268,6 +270,7 @@ class ExecReport(Frozen):
     out_of_memory: bool = False
     ended_by: str | None = None
     changes: int | None = None
+    egress: tuple[EgressEvent, ...] = ()
     error: dict[str, str | None] | None = None
     out_of_processes: bool = False
     user_cpu_ms: int = 0

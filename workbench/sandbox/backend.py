@@ -65,7 +65,8 @@ class SandboxSpec:
     The first of `mounts` is the workspace, and its target the directory commands start in. `environment` is all that
     PID 1 and commands get. `labels` go on every container and volume; among them `workbench.state` is the id of the state
     directory, by which leftovers are told from another's, and `workbench.overlay` the overlay's directory, whose lock
-    tells whether they are leftovers.
+    tells whether they are leftovers. `egress_path` is a directory for the sockets of the way out, which the sandbox gets
+    read-only; empty where nothing outside is wanted when it starts.
     """
 
     backend: str
@@ -79,6 +80,7 @@ class SandboxSpec:
     labels: dict[str, str] = field(default_factory=dict)
     idle_seconds: float = 600
     runtime: str = ""
+    egress_path: str = ""
 
 
 class Backend(Protocol):

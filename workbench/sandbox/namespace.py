@@ -24,7 +24,7 @@ from anyio.abc import ByteStream, UNIXSocketStream
 from workbench.errors import SandboxError
 from workbench.sandbox.backend import SandboxSpec, lost
 from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
-from workbench.sandbox.targets import home_of, mount_options
+from workbench.sandbox.targets import EGRESS_TARGET, home_of, mount_options
 
 _STDERR_KEPT = 16 << 10
 _SHM_BYTES = 64 << 20
@@ -58,13 +58,13 @@ _ETC = (
     "timezone",
 )
 
-# $1 is the name that the mounts are known by, $2 their number; then the options of each, then the command. They are
-# mounted below /run since every system has it and nothing of it is wanted inside: the state directory itself may be one
-# that only root can enter, and by then root is given up.
+# $1 is the name that the mounts are known by, $2 the directory of egress sockets, if any, $3 the number of mounts; then
+# the options of each, then the command. They are mounted below /run since every system has it and nothing of it is wanted
+# inside: the state directory itself may be one that only root can enter, and by then root is given up.
 _MOUNT_SCRIPT = """\
 set -e
-name=$1 count=$2 number=0
-shift 2
+name=$1 egress=$2 count=$3 number=0
+shift 3
 mount -n -t tmpfs -o mode=0755 "$name-run" /run
 while [ "$number" -lt "$count" ]; do
     mkdir "/run/$number"
@@ -72,6 +72,10 @@ while [ "$number" -lt "$count" ]; do
     shift
     number=$((number + 1))
 done
+if [ -n "$egress" ]; then
+    mkdir /run/egress
+    mount -n --bind "$egress" /run/egress
+fi
 exec "$@"
 """
 
@@ -211,7 +215,8 @@ class NamespaceBackend:
         tools = {tool: _tool(tool, package) for tool, package in _TOOLS.items()}
         options = [mount_options(mount)["o"] for mount in self._spec.mounts]
         command = [tools["unshare"], "--mount" if os.geteuid() == 0 else "-Urm", "--"]
-        command += ["/bin/sh", "-c", _MOUNT_SCRIPT, "sh", self.name, str(len(options)), *options]
+        command += ["/bin/sh", "-c", _MOUNT_SCRIPT, "sh", self.name, self._spec.egress_path]
+        command += [str(len(options)), *options]
         if os.geteuid() == 0:
             command += _give_up_root(tools["setpriv"], self._spec)
         limits = {"NOFILE": self._spec.limits.open_files}
@@ -284,6 +289,8 @@ class NamespaceBackend:
             arguments += tmpfs(str(home), "0700", spec.limits.home_bytes)
         for number, mount in sorted(enumerate(spec.mounts), key=lambda item: len(PurePosixPath(item[1].target).parts)):
             arguments += ["--bind", f"/run/{number}", mount.target]
+        if spec.egress_path:
+            arguments += ["--ro-bind", "/run/egress", EGRESS_TARGET]
         return [*arguments, "--remount-ro", "/", "--chdir", "/"], list(files.values())
 
 
