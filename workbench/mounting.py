@@ -32,6 +32,7 @@ from workbench.review import repository
 from workbench.sandbox import filesystems, images, leftovers
 from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.egress.options import Egress
 from workbench.sandbox.facts import KeeperInfo
 from workbench.sandbox.probe import pick
 from workbench.sandbox.targets import target_for
@@ -57,6 +58,7 @@ _GIT_OF_COPIES = {
     "GIT_CONFIG_KEY_1": "core.trustctime",
     "GIT_CONFIG_VALUE_1": "false",
 }
+_EGRESS = "egress"
 _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
@@ -68,7 +70,8 @@ class SandboxOptions:
     named. `image` empty is the session's, else the default one. `environment` is added to what commands get. `limits`
     None are those of the warm sandbox, else the default ones. `idle_seconds` is how long a sandbox without commands
     stays. `sharing` is `mounted`, or `copied`: then a container engine works on copies of the layers, as one that doesn't
-    share this machine's files must; `$WORKBENCH_SHARING` where it isn't given.
+    share this machine's files must; `$WORKBENCH_SHARING` where it isn't given. `egress` is what the commands that are run
+    with these options may reach.
     """
 
     backend: str = "auto"
@@ -78,6 +81,7 @@ class SandboxOptions:
     idle_seconds: float = 600
     runtime: str = ""
     sharing: str = field(default_factory=lambda: os.environ.get("WORKBENCH_SHARING") or "mounted")
+    egress: Egress = field(default_factory=Egress)
 
 
 class Mounting:
@@ -185,9 +189,14 @@ class Mounting:
             report(f"using the {picked.backend} backend: {why}. Compared with docker it has {picked.isolation}")
         elif picked.result.sharing != self.options.sharing:
             report(f"the engine works on copies of the workspace: {picked.result.reason}")
-        environment = spec.environment if picked.result.sharing == "mounted" else {**_GIT_OF_COPIES, **spec.environment}
+        copied = picked.result.sharing != "mounted"
         return replace(
-            spec, backend=picked.backend, image=picked.image, sharing=picked.result.sharing, environment=environment
+            spec,
+            backend=picked.backend,
+            image=picked.image,
+            sharing=picked.result.sharing,
+            environment={**_GIT_OF_COPIES, **spec.environment} if copied else spec.environment,
+            egress_path=os.path.join(self._overlay.path, _EGRESS) if self.options.egress else "",
         )
 
     def _require_files(self) -> None:

@@ -26,6 +26,7 @@ from workbench.live import LiveOverlay
 from workbench.merging import Merging
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
+from workbench.protocol.egress import EgressEvent
 from workbench.protocol.records import ShownRecord
 from workbench.review import policy
 from workbench.review.audit import AuditLog, counted
@@ -45,7 +46,8 @@ from workbench.review.remaining import remaining
 from workbench.review.revert import inverted
 from workbench.review.shown import ShownDigests
 from workbench.reviewing import Reviewing
-from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.client import Ask, KeeperClient
+from workbench.sandbox.egress.attempt import EgressLog
 from workbench.sandbox.facts import JobFacts
 from workbench.sandbox.job import AttachedJob
 from workbench.sandbox.shell import ShellSession
@@ -291,19 +293,23 @@ class Workspace:
         stdin: AsyncIterator[bytes] | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
+        ask: Ask | None = None,
         report: Report = _silent,
     ) -> CommandResult:
         """Run a command in the sandbox, which is started where none is warm.
 
-        A command that ran is a result, whatever its exit code. Raises CommandError where it never ran, SandboxError
-        where there's no sandbox or it was lost, OverlayError (overlay_busy).
+        It may reach what the options' `egress` says, and `ask` is asked where that says so. A command that ran is a
+        result, whatever its exit code. Raises CommandError where it never ran, SandboxError where there's no sandbox or it
+        was lost, OverlayError (overlay_busy).
         """
-        async with await self.sandbox(report) as client:
+        async with await self.sandbox(report) as client, client.allow(self._mounting.options.egress, ask) as allowed:
+            command = replace(command, environment={**allowed.environment, **command.environment})
             return await client.run(command, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr)
 
     async def start_job(self, command: Command, *, report: Report = _silent) -> str:
         """Have a command started in the background; returns the id it's known by. Raises as `KeeperClient.start_job`."""
-        async with await self.sandbox(report) as client:
+        async with await self.sandbox(report) as client, client.allow(self._mounting.options.egress) as allowed:
+            command = replace(command, environment={**allowed.environment, **command.environment})
             return await client.start_job(command)
 
     async def jobs(self) -> tuple[JobFacts, ...]:
@@ -338,7 +344,10 @@ class Workspace:
         """A shell in which what one script sets the next one finds; it ends with the block. Raises as `exec`."""
         async with (
             await self.sandbox(report) as client,
-            await ShellSession.open(client, environment=environment, shell=shell) as session,
+            client.allow(self._mounting.options.egress) as allowed,
+            await ShellSession.open(
+                client, environment={**allowed.environment, **(environment or {})}, shell=shell
+            ) as session,
         ):
             yield session
 
@@ -405,6 +414,10 @@ class Workspace:
             return await client.stop(force=force, reason=reason)
 
     # Looking
+
+    def egress_events(self) -> list[EgressEvent]:
+        """What left, or wanted to leave, this session's sandboxes, oldest first: the last thousands. Raises OSError."""
+        return EgressLog(self._overlay.path).events()
 
     async def read(self, path: bytes) -> bytes:
         """The content of a file of the merged view, the same that commands in the sandbox see.

@@ -13,9 +13,17 @@ import anyio
 import typer
 
 from workbench import warm
-from workbench.cli import asked, job, output, terminal
+from workbench.cli import asked, job, network, output, terminal
 from workbench.cli.failure import exit_code_before, find_error
 from workbench.cli.jobs import say_ended
+from workbench.cli.network import (
+    AllowHostOption,
+    AskHostOption,
+    ForHostOption,
+    HeaderOption,
+    MaxHostBytesOption,
+    SecretOption,
+)
 from workbench.cli.options import (
     BackendOption,
     Context,
@@ -43,6 +51,7 @@ from workbench.protocol.commands import Command
 from workbench.protocol.reports import StartedReport, StopReport
 from workbench.review.policy import Mode
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.egress.options import Egress
 from workbench.sandbox.facts import JobFacts
 from workbench.workspace import Landed, Workspace
 
@@ -106,6 +115,12 @@ def execute(
         bool,
         typer.Option("-i", "--interactive", metavar="", help="With -d: keep its standard input open for `attach`."),
     ] = False,
+    allow_host: AllowHostOption = None,
+    ask_host: AskHostOption = False,
+    max_host_bytes: MaxHostBytesOption = 0,
+    secret: SecretOption = None,
+    for_host: ForHostOption = None,
+    header: HeaderOption = None,
     image: ImageOption = "",
     backend: BackendOption = "auto",
     memory: MemoryOption = None,
@@ -149,14 +164,21 @@ def execute(
     chosen = SandboxOptions(
         backend=backend, image=image, limits=limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
     )
+    reach = partial(network.egress, allow_host, ask_host, max_host_bytes, secret, for_host, header)
     if detach:
         wanted = replace(wanted, stdin=interactive)
-        _run(context, chosen, wanted, partial(_start, checkpoint=checkpoint))
+        _run(context, chosen, wanted, reach, partial(_start, checkpoint=checkpoint))
     else:
-        _run(context, chosen, wanted, partial(_execute, checkpoint=checkpoint, land=land))
+        _run(context, chosen, wanted, reach, partial(_execute, checkpoint=checkpoint, land=land))
 
 
 def shell(
+    allow_host: AllowHostOption = None,
+    ask_host: AskHostOption = False,
+    max_host_bytes: MaxHostBytesOption = 0,
+    secret: SecretOption = None,
+    for_host: ForHostOption = None,
+    header: HeaderOption = None,
     image: ImageOption = "",
     backend: BackendOption = "auto",
     memory: MemoryOption = None,
@@ -174,7 +196,9 @@ def shell(
     wanted = asked.command(_SHELL, with_tty=asked.wants_tty(None))
     context = Context(workspace, session, quiet=quiet)
     chosen = limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
-    _run(context, SandboxOptions(backend=backend, image=image, limits=chosen), wanted, partial(_execute, is_shell=True))
+    reach = partial(network.egress, allow_host, ask_host, max_host_bytes, secret, for_host, header)
+    options = SandboxOptions(backend=backend, image=image, limits=chosen)
+    _run(context, options, wanted, reach, partial(_execute, is_shell=True))
 
 
 def _environment(named: list[str]) -> dict[str, str]:
@@ -195,11 +219,12 @@ def _run(
     context: Context,
     options: SandboxOptions,
     command: Command,
+    reach: Callable[[], Egress],
     how: Callable[[Context, SandboxOptions, Command], Awaitable[int]],
 ) -> None:
-    """Run to the end of the command and of this process, whose exit code is the command's."""
+    """Run to the end of the command and of this process, whose exit code is the command's; it may `reach` so much."""
     try:
-        code = anyio.run(how, context, options, command)
+        code = anyio.run(how, context, replace(options, egress=reach()), command)
     except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
@@ -218,7 +243,9 @@ async def _start(context: Context, options: SandboxOptions, command: Command, *,
     async with context.open(options) as workspace, await workspace.sandbox(report) as client:
         if checkpoint:
             await job.kept_before(workspace.keep_before_command, workspace.overlay_path)
-        name = await client.start_job(await _located(client, workspace, command))
+        located = await _located(client, workspace, command)
+        async with client.allow(options.egress) as allowed:
+            name = await client.start_job(replace(located, environment={**allowed.environment, **located.environment}))
     if context.json:
         output.write_json(StartedReport(id=name))
     else:
@@ -242,20 +269,26 @@ async def _execute(
 ) -> int:
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
+        questions = network.Questions()
+        ask, keys = (questions.ask, questions.keys) if options.egress.ask else (None, None)
         async with await workspace.sandbox(report) as client:
             before = warm.NOTHING
             if checkpoint:
                 before = await job.kept_before(workspace.keep_before_command, workspace.overlay_path)
             located = await _located(client, workspace, command)
-            result = await job.run(client, located, as_json=context.json, is_shell=is_shell)
+            async with client.allow(options.egress, ask) as allowed:
+                located = replace(located, environment={**allowed.environment, **located.environment})
+                result = await job.run(client, located, as_json=context.json, is_shell=is_shell, keys=keys)
         name = "a shell" if is_shell else job.named(command.argv)
         landing = None
         if land is not None and not result.exit_code and not result.timed_out and not result.ended_by:
             landing = await land(workspace)
         changes = await job.count(lambda kept: workspace.changes_after(kept, name), workspace.overlay_path, before)
     if context.json:
-        output.write_json(exec_report(result, asked.exit_code(result), changes, landing))
+        output.write_json(exec_report(result, asked.exit_code(result), changes, landing, allowed.events))
     else:
+        if not context.quiet:
+            network.say_what_was_refused(allowed.events)
         asked.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
     return asked.exit_code(result)
 

@@ -26,6 +26,8 @@ from workbench.sandbox.job import Job, RunningCommand
 if TYPE_CHECKING:
     from workbench.review.changeset import ChangeSet
 
+Keys = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
+
 _LONGEST_NAME = 100
 _INTERRUPT = b"\x03"
 _AT_ONCE_S = 1.0
@@ -71,11 +73,14 @@ def named(argv: tuple[str, ...]) -> str:
     return line if len(line) <= _LONGEST_NAME else f"{line[:_LONGEST_NAME]}…"
 
 
-async def run(client: KeeperClient, wanted: Command, *, as_json: bool, is_shell: bool = False) -> CommandResult:
+async def run(
+    client: KeeperClient, wanted: Command, *, as_json: bool, is_shell: bool = False, keys: Keys | None = None
+) -> CommandResult:
     """Run a command to its end with this process's streams, terminal and signals; `as_json` keeps the output back.
 
     A command with a terminal gets every key, ^C too. Where it lives on after two, both it and the sandbox are stopped, as
-    without a terminal; where something else was typed before, after three; a shell (`is_shell`) is left alone.
+    without a terminal; where something else was typed before, after three; a shell (`is_shell`) is left alone. What is
+    typed goes through `keys` first, where it's given.
     """
     job = await client.spawn(wanted)
     result: CommandResult | None = None
@@ -88,10 +93,12 @@ async def run(client: KeeperClient, wanted: Command, *, as_json: bool, is_shell:
         try:
             with anyio.CancelScope() as waiting:
                 group.start_soon(_pass_signals, client, job, waiting, asked)
-                keys = terminal.stdin_bytes()
+                typed = terminal.stdin_bytes()
+                if keys is not None:
+                    typed = keys(typed)
                 if wanted.tty and not is_shell:
-                    keys = _watched(keys, lambda: group.start_soon(_stop_both, client, job, waiting, asked))
-                result = await job.wait(stdin=keys, on_stdout=outputs[0], on_stderr=outputs[1])
+                    typed = _watched(typed, lambda: group.start_soon(_stop_both, client, job, waiting, asked))
+                result = await job.wait(stdin=typed, on_stdout=outputs[0], on_stderr=outputs[1])
         except BrokenPipeError:
             # Whoever read our output is gone: the command ends as it would have, writing to that pipe itself.
             result = CommandResult(128 + signal.SIGPIPE, signal=signal.SIGPIPE.name)

@@ -10,6 +10,7 @@ from workbench.checkpoints.store import Checkpoint
 from workbench.checkpoints.upkeep import Verified
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import CommandResult
+from workbench.protocol.egress import EgressEvent
 from workbench.protocol.records import AuditRecord
 from workbench.protocol.reports import (
     AuditReport,
@@ -250,7 +251,11 @@ def _job(job: JobFacts) -> JobReport:
 
 
 def exec_report(
-    result: CommandResult, exit_code: int, changes: int | None, landing: Landed | WorkbenchError | None = None
+    result: CommandResult,
+    exit_code: int,
+    changes: int | None,
+    landing: Landed | WorkbenchError | None = None,
+    egress: tuple[EgressEvent, ...] = (),
 ) -> ExecReport:
     """The report of `workbench exec`, which itself ends with `exit_code`; `landing` is what landed, or why it waits."""
     return ExecReport(
@@ -272,6 +277,7 @@ def exec_report(
         memory_peak_bytes=result.memory_peak_bytes,
         commit_id=landing.committed.commit_id if isinstance(landing, Landed) else None,
         waits=error_fields(landing) if isinstance(landing, WorkbenchError) else None,
+        egress=egress,
     )
 
 

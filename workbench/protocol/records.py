@@ -53,7 +53,8 @@ class OverlayRecord(Frozen):
     the scratch directory. `root_mode` is the mode that the upper layer's root was given from the
     lower's, None before the first mount: where the upper's differs from it, the sandbox changed it. `git_fingerprint` is
     that of the real repository when part of it was first copied up, empty where none is. `mounts` names everything that
-    may still be mounted, and the epochs that the next scan judges by.
+    may still be mounted, and the epochs that the next scan judges by. `allowed_hosts` are those that somebody who was asked
+    allowed for always, `host:port` each.
     """
 
     version: int = 1
@@ -65,6 +66,7 @@ class OverlayRecord(Frozen):
     root_mode: int | None = None
     git_fingerprint: str = ""
     mounts: tuple[MountRecord, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class SelectionRecord(Frozen):

@@ -6,6 +6,7 @@ import base64
 
 from pydantic import ConfigDict, Field
 
+from workbench.protocol.egress import EgressEvent
 from workbench.protocol.records import Frozen
 
 
@@ -367,6 +368,7 @@ class ExecReport(Frozen):
     `hint`) says why there is no result. `stdout` and `stderr` are text, undecodable bytes replaced, with what
     `omitted_bytes` counts left out between their heads and tails. `changes` is how many the overlay holds now. With
     `--commit success` `commit_id` is what they landed as, or `waits` (`code`, `message`, `hint`) says why they didn't.
+    `egress` are the first of the requests that left the sandbox, or wanted to.
     """
 
     version: int = 1
@@ -382,6 +384,7 @@ class ExecReport(Frozen):
     out_of_memory: bool = False
     ended_by: str | None = None
     changes: int | None = None
+    egress: tuple[EgressEvent, ...] = ()
     error: dict[str, str | None] | None = None
     out_of_processes: bool = False
     user_cpu_ms: int = 0

@@ -12,8 +12,9 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
@@ -29,20 +30,34 @@ from workbench.sandbox.job import AttachedJob
 # What is only needed now and then is imported then: it would cost every command.
 if TYPE_CHECKING:
     from workbench.protocol.commands import Command
+    from workbench.protocol.egress import EgressEvent
     from workbench.sandbox.backend import SandboxSpec
+    from workbench.sandbox.egress.options import Egress
     from workbench.sandbox.facts import JobFacts, KeeperInfo
     from workbench.vfs.session import OverlayDirectory, OverlayLock
 
 Report = Callable[[str], None]
+Ask = Callable[[str], Awaitable[str]]
+"""Puts it to somebody whether a place (`host:port`) may be reached; the answer is `yes`, `no` or `always`."""
 
 PROTOCOL = frames.KEEPER_PROTOCOL
 
 _GREETING_SECONDS = 10.0
 _ENSURE_SECONDS = 120.0
+_END_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 _LOG_LIMIT = 1 << 20
 _LOG_SHOWN = 2000
 _CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(slots=True)
+class Allowed:
+    """What commands need to use an allowance, and, once it has ended, what became of it: the first of its events."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    events: tuple[EgressEvent, ...] = ()
+    omitted_events: int = 0
 
 
 class KeeperClient(SupervisorConnection):
@@ -191,6 +206,68 @@ class KeeperClient(SupervisorConnection):
 
         answer = await self._finish(await self._ask_json(frames.STOP, content))
         return tuple(JobFacts.of(job) for job in frames.objects(answer, "ended"))
+
+    @asynccontextmanager
+    async def allow(self, egress: Egress, ask: Ask | None = None) -> AsyncIterator[Allowed]:
+        """Let what runs in the sandbox reach some of the network, for as long as the block lasts.
+
+        Commands need the `environment` that it yields; its `events` are there after the block. `ask` is called where
+        `egress` says so; without it the answer is no. What was started in the block in the background keeps what it was
+        allowed, but that nobody is asked any more. Raises OptionsError, SandboxError.
+        """
+        allowed = Allowed()
+        if not egress:
+            yield allowed
+            return
+        egress.check()
+        exchange = await self._ask_json(frames.ALLOW, egress.to_content())
+        begun, over = anyio.Event(), anyio.Event()
+        received = b""
+        failed: Exception | None = None
+
+        async def answer(place: str) -> None:
+            content = {"place": place, "answer": await ask(place) if ask else "no"}
+            await self.send(frames.encode_json(frames.DATA, exchange.number, content))
+
+        async def take(_kind: bytes, data: bytes) -> None:
+            nonlocal received
+            *lines, received = (received + data).split(b"\n")
+            for line in lines:
+                content = frames.parse(line)
+                if "ask" in content:
+                    group.start_soon(answer, frames.text(content, "ask"))
+                else:
+                    allowed.environment = {str(name): str(value) for name, value in content["environment"].items()}
+                    begun.set()
+
+        async def follow() -> None:
+            nonlocal failed
+            from workbench.protocol.egress import EgressEvent
+
+            try:
+                content = await self.collect(exchange, take)
+                allowed.events = tuple(map(EgressEvent.model_validate, frames.objects(content, "events")))
+                allowed.omitted_events = frames.number(content, "omitted")
+            except Exception as error:  # noqa: BLE001  raised again below, by itself rather than in a group
+                failed = error
+            begun.set()
+            over.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            await begun.wait()
+            if failed is None:
+                try:
+                    yield allowed
+                except Exception as error:  # noqa: BLE001  as above
+                    failed = error
+            if not over.is_set() and not self.lost:
+                with anyio.move_on_after(_END_SECONDS):
+                    await self.send(frames.encode_json(frames.KILL, exchange.number, {}))
+                    await over.wait()
+            group.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
 
     async def _greet(self) -> KeeperClient | None:
         peer = self._stream.extra(SocketAttribute.raw_socket)

@@ -18,7 +18,7 @@ from workbench.sandbox.backend import OverlayMount, SandboxSpec, lost
 from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
 from workbench.sandbox.copies import Copies
 from workbench.sandbox.engine import Engine, EngineRefusedError
-from workbench.sandbox.targets import bind_target, home_of, mount_options
+from workbench.sandbox.targets import EGRESS_TARGET, bind_target, home_of, mount_options
 
 LABEL = "workbench"
 """On every container and volume that is ours, with the value `1`."""
@@ -224,6 +224,10 @@ class DockerBackend:
             # Means nothing but where the engine remaps users, which would make everybody's files somebody else's.
             "UsernsMode": "host",
         }
+        if spec.egress_path:
+            # Not below `Binds`: those make a directory of root's where the source is missing.
+            way_out = {"Type": "bind", "Source": spec.egress_path, "Target": EGRESS_TARGET, "ReadOnly": True}
+            host["Mounts"] = [way_out]
         if spec.runtime:
             host["Runtime"] = spec.runtime
         return {

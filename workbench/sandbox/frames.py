@@ -23,10 +23,13 @@ STAT           host       JSON: `mount path`
 COUNTERS       host       empty
 USAGE          host       empty; answered by RESULT with `jobs`: the RUN's id, then CPU ms, bytes, processes
 CONNECT        host       JSON: `port`, of the loopback address inside; then DATA, answered by STDOUT frames
+LISTEN         host       JSON: `socket`, a Unix socket inside, or empty; answered by STDOUT with `port`, until KILL
+TUNNEL         host       JSON: `listening connection`; then DATA, answered by STDOUT; an empty one is each way's end
 HELLO          sandbox    JSON: the first frame, id 0
 STDOUT STDERR  sandbox    output
 INPUT_CLOSED   sandbox    empty: the command reads no more
 BEGUN          sandbox    `!I`: the command runs, under this process id; only where RUN said `announce`
+OPENED         sandbox    `!I`: somebody has connected to the LISTEN of this id, and can be had by TUNNEL
 RESULT         sandbox    JSON
 FAILED         sandbox    JSON: `code message errno`; with id 0 the whole connection failed
 GREET          client     JSON: `protocol`; the first frame to a keeper, answered by HELLO
@@ -37,6 +40,9 @@ ATTACH         client     JSON: `job follow tail` (lines; null: all); answered b
 LEFT_OUT       keeper     `!Q`: so many bytes of the job's output aren't kept any more
 DETACH         client     empty: ends the ATTACH of this id, not the job
 END_JOB        client     JSON: `job`, and `signal`, or `grace_ms` and `reason`
+ALLOW          client     JSON: what of the network may be reached until KILL, or until the client has gone, or what
+                          it started in the background; answered by STDOUT, lines of JSON: `environment`, then `ask`,
+                          which DATA answers
 =============  =========  ==========================================================================================
 
 The supervisor's frames are untrusted: whatever runs in the sandbox may have taken it over. Sizes are bounded, types are
@@ -55,7 +61,7 @@ from workbench.errors import CommandError, OptionsError, SandboxError
 from workbench.protocol.commands import Command, CommandResult
 
 PROTOCOL = 1
-KEEPER_PROTOCOL = 2
+KEEPER_PROTOCOL = 3
 """Of what clients and keepers say to each other. GREET, HELLO and STOP never change, so that any two can part."""
 
 HEADER = struct.Struct("!IcI")
@@ -73,10 +79,12 @@ HIGHEST_SIGNAL = 64
 RUN, DATA, CREDIT, SIGNAL, RESIZE, KILL = b"R", b"D", b"C", b"S", b"Z", b"K"
 FREEZE, THAW, WRITE, READ, STAT, COUNTERS, EDIT = b"F", b"T", b"W", b"G", b"L", b"N", b"M"
 USAGE, CONNECT = b"U", b"P"
+LISTEN, TUNNEL, OPENED = b"l", b"t", b"o"
 HELLO, STDOUT, STDERR, INPUT_CLOSED, RESULT, FAILED = b"H", b"O", b"E", b"I", b"X", b"!"
 BEGUN = b"B"
 GREET, INFO, STOP = b"V", b"A", b"Q"
 JOBS, ATTACH, LEFT_OUT, DETACH, END_JOB = b"J", b"Y", b"m", b"y", b"j"
+ALLOW = b"a"
 
 _COMMAND_CODES = ("command_not_found", "command_not_executable", "invalid_directory", "spawn_failed")
 _SANDBOX_CODES = (

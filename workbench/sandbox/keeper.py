@@ -22,10 +22,10 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, TaskGroup
 
 from workbench.errors import OptionsError, SandboxError, StateError, WorkbenchError
 from workbench.protocol.records import MountRecord
@@ -37,6 +37,9 @@ from workbench.sandbox.bootstrap import jobs_at_once
 from workbench.sandbox.named_jobs import MOST_LISTED, NamedJobs
 from workbench.sandbox.routes import Client, Route
 from workbench.vfs.session import OverlayDirectory, OverlayLock
+
+if TYPE_CHECKING:
+    from workbench.sandbox.egress.allowances import Allowances
 
 PROTOCOL = frames.KEEPER_PROTOCOL
 
@@ -150,12 +153,16 @@ class Keeper:
         self._error: SandboxError | None = None
         self._unread: list[tuple[bytes, int, bytes]] = []
         self._wake_reader = asyncio.Event()
+        self._group: TaskGroup | None = None
+        self._allowances: Allowances | None = None
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Start, call `ready`, serve until there's a reason to end, end. Raises SandboxError where it can't start."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._end, "stop")
+        if self._spec.egress_path:
+            _empty_directory(self._spec.egress_path)
         backend = self._backend
         self._record(self._mount())
         if self._copied:
@@ -177,6 +184,7 @@ class Keeper:
             raise
         ready()
         async with self._watching(), anyio.create_task_group() as group:
+            self._group = group
             group.start_soon(self._receive, stream)
             group.start_soon(self._send, stream)
             uppers, limit = [mount.upper for mount in self._spec.mounts], self._spec.limits.disk_bytes
@@ -300,6 +308,11 @@ class Keeper:
         if route.job is not None:
             self._jobs.answer(number, route, route.job, kind, payload)
             return
+        if route.receiver is not None:
+            if kind in (frames.RESULT, frames.FAILED):
+                self._finish(number, route)
+            route.receiver(kind, payload)
+            return
         if kind in (frames.STDOUT, frames.STDERR):
             route.outstanding += len(payload)
             if route.outstanding > frames.WINDOW:
@@ -356,6 +369,8 @@ class Keeper:
             route.client.routes.pop(route.number, None)
         for client, asked in route.enders:
             client.send(frames.encode_json(frames.RESULT, asked, {}))
+        if route.kind == frames.RUN and self._allowances is not None:
+            self._allowances.job_ended(number)
         self._rest()
 
     def _lose(self, error: SandboxError) -> None:
@@ -391,6 +406,8 @@ class Keeper:
             self._ask(frames.THAW, frames.COUNT.pack(number))
         client.holds.clear()
         self._wake_reader.set()
+        if self._allowances is not None:
+            self._allowances.client_went(client)
         self._rest()
         if not self._clients:
             self._quiet.set()
@@ -418,6 +435,8 @@ class Keeper:
         elif self._error is not None or self._stopping or (self._draining and kind == frames.RUN):
             error = self._error or SandboxError("The sandbox is being stopped.", code="sandbox_busy")
             client.send(frames.encode_json(frames.FAILED, number, frames.failure_content(error)))
+        elif kind == frames.ALLOW:
+            self._allow(client, number, frames.parse(payload))
         elif kind == frames.THAW:
             hold = client.holds.pop(frames.COUNT.unpack(payload)[0])
             self._wake_reader.set()
@@ -427,6 +446,9 @@ class Keeper:
         elif kind == frames.RUN:
             self._jobs.run(client, number, payload)
             self._busy.set()
+            asked = client.routes.get(number, 0)
+            if self._allowances is not None and asked and self._routes[asked].job is not None:
+                self._allowances.job_stays(client, asked)
         elif kind in _PASSED_ON:
             asked = self._ask(kind, payload, client, number)
             if kind == frames.FREEZE:
@@ -435,6 +457,8 @@ class Keeper:
             raise frames.lost(f"a request {kind!r} that there isn't")
 
     def _follow_up(self, client: _Client, kind: bytes, number: int, payload: bytes) -> None:
+        if self._allowances is not None and self._allowances.follow_up(client, number, kind, payload):
+            return
         asked = client.routes.get(number)
         if asked is None or kind == frames.DETACH:
             return
@@ -460,6 +484,30 @@ class Keeper:
         elif len(payload) != frames.SIZE.size:
             raise frames.lost("no size of a terminal")
         self._tell_sandbox(kind, asked, payload)
+
+    # The way out
+
+    def _allow(self, client: _Client, number: int, content: frames.Json) -> None:
+        from workbench.sandbox.egress.allowances import Allowances
+        from workbench.sandbox.egress.gateway import SocketDirectory
+
+        assert self._group is not None
+        if self._allowances is None:
+            path = self._spec.egress_path
+            directory = SocketDirectory(path, self._spec.uid) if path else None
+            self._allowances = Allowances(self, self._overlay, directory, self._group)
+        self._allowances.allow(client, number, content)
+
+    def begin(self, kind: bytes, payload: bytes, receiver: Callable[[bytes, bytes], None]) -> int:
+        """Ask the supervisor something for ourselves; `receiver` takes whatever comes back. Returns the exchange's id."""
+        asked = self._ask(kind, payload)
+        self._routes[asked].receiver = receiver
+        return asked
+
+    def tell(self, kind: bytes, number: int, payload: bytes) -> None:
+        """Send the supervisor a further frame of such an exchange, unless it's over."""
+        if number in self._routes:
+            self._tell_sandbox(kind, number, payload)
 
     def _ask(self, kind: bytes, payload: bytes, client: Client | None = None, number: int = 0) -> int:
         """Start an exchange with the supervisor, for a client or for ourselves; returns its id there."""
@@ -579,6 +627,16 @@ class Keeper:
 def _is_mapped(kind: bytes, payload: bytes) -> bool:
     # Then a file may have changed without a trace in its times.
     return kind == frames.RESULT and frames.parse(payload).get("mapped") is True
+
+
+def _empty_directory(path: str) -> None:
+    """Make the directory of egress sockets, without what a killed keeper left there. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    # Whoever the commands are, inside; outside it lies in a directory that is closed to others.
+    os.chmod(path, 0o711)
+    for name in os.listdir(path):
+        os.unlink(os.path.join(path, name))
 
 
 def _boot_id() -> str:

@@ -37,13 +37,13 @@ _ROOT = "/run/root"
 _RUNTIMES = ("", "bubblewrap", "plain")
 _TOOLS = {"unshare": "util-linux", "mount": "util-linux", "setpriv": "util-linux"}
 
-# $1 is the name that the mounts are known by, $2 their number; then the options of each, then the command. They are
-# mounted below /run since every system has it and nothing of it is wanted inside: the state directory itself may be one
-# that only root can enter, and by then root is given up.
+# $1 is the name that the mounts are known by, $2 the directory of egress sockets, if any, $3 the number of mounts; then
+# the options of each, then the command. They are mounted below /run since every system has it and nothing of it is wanted
+# inside: the state directory itself may be one that only root can enter, and by then root is given up.
 _MOUNT_SCRIPT = """\
 set -e
-name=$1 count=$2 number=0
-shift 2
+name=$1 egress=$2 count=$3 number=0
+shift 3
 mount -n -t tmpfs -o mode=0755 "$name-run" /run
 mkdir /run/root
 while [ "$number" -lt "$count" ]; do
@@ -52,6 +52,10 @@ while [ "$number" -lt "$count" ]; do
     shift
     number=$((number + 1))
 done
+if [ -n "$egress" ]; then
+    mkdir /run/egress
+    mount -n --bind "$egress" /run/egress
+fi
 exec "$@"
 """
 
@@ -194,7 +198,8 @@ class NamespaceBackend:
         tools = {tool: _tool(tool, package) for tool, package in _TOOLS.items()}
         options = [mount_options(mount)["o"] for mount in self._spec.mounts]
         command = [tools["unshare"], "--mount" if os.geteuid() == 0 else "-Urm", "--"]
-        command += ["/bin/sh", "-c", _MOUNT_SCRIPT, "sh", self.name, str(len(options)), *options]
+        command += ["/bin/sh", "-c", _MOUNT_SCRIPT, "sh", self.name, self._spec.egress_path]
+        command += [str(len(options)), *options]
         if os.geteuid() == 0:
             command += _give_up_root(tools["setpriv"], self._spec)
         limits = {"NOFILE": self._spec.limits.open_files}

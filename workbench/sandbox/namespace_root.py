@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from workbench.sandbox.backend import SandboxSpec
-from workbench.sandbox.targets import home_of
+from workbench.sandbox.targets import EGRESS_TARGET, home_of
 
 Step = tuple[str | int, ...]
 
@@ -75,6 +75,8 @@ def steps(spec: SandboxSpec) -> list[Step]:
         found.append(("tmpfs", "0700", spec.limits.home_bytes, home))
     for number, mount in sorted(enumerate(spec.mounts), key=lambda item: len(PurePosixPath(item[1].target).parts)):
         found.append(("bind", f"{MOUNTED}/{number}", mount.target))
+    if spec.egress_path:
+        found.append(("ro-bind", f"{MOUNTED}/egress", EGRESS_TARGET))
     return [*found, ("remount-ro", "/")]
 
 

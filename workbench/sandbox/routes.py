@@ -28,7 +28,8 @@ class Route:
     """One exchange on its way through: whose it is and under which id, and what credit there is each way.
 
     `id` is the name of a command; `job` is what is kept of one in the background, whose client only waits to hear that
-    it has begun. `enders` wait for its end. `answered` takes the answer where we asked for ourselves.
+    it has begun. `enders` wait for its end. `answered` takes the answer where we asked for ourselves, `receiver` everything
+    that comes back.
     """
 
     kind: bytes
@@ -44,6 +45,7 @@ class Route:
     job: BackgroundJob | None = None
     enders: list[tuple[Client, int]] = field(default_factory=list)
     answered: Callable[[bytes, bytes], None] | None = None
+    receiver: Callable[[bytes, bytes], None] | None = None
 
     def describe(self) -> frames.Json:
         """A command, as clients are told of it."""

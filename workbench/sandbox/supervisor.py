@@ -43,6 +43,7 @@ MAX_OUTPUT_LIMIT = 16 << 20
 RUN, DATA, CREDIT, SIGNAL, RESIZE, KILL = b"R", b"D", b"C", b"S", b"Z", b"K"
 FREEZE, THAW, WRITE, READ, STAT, COUNTERS, EDIT = b"F", b"T", b"W", b"G", b"L", b"N", b"M"
 USAGE, CONNECT = b"U", b"P"
+LISTEN, TUNNEL, OPENED = b"l", b"t", b"o"
 HELLO, STDOUT, STDERR, INPUT_CLOSED, RESULT, FAILED = b"H", b"O", b"E", b"I", b"X", b"!"
 BEGUN = b"B"
 
@@ -52,6 +53,8 @@ READY_REAPERS = 3
 MAX_QUEUED = 4096
 MAX_TRANSFERS = 64
 MAX_CONNECTIONS = 256
+MAX_TUNNELS = 256
+ACCEPT_RETRY = 0.05
 LEFTOVER_GRACE = 0.25
 TIMEOUT_GRACE = 1.0
 SPAWN_PATIENCE = 30.0
@@ -1422,6 +1425,277 @@ class Connection(Request):
         self.socket.close()
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# The way out: connections to a port inside, carried to the host
+
+
+class Listening(Request):
+    """A port of the loopback address; whoever connects talks to the host.
+
+    Over the host's Unix socket where that can be reached from here, else over our own stream: the host is told of the
+    connection by OPENED, and takes it by TUNNEL.
+    """
+
+    def __init__(self, supervisor: Supervisor, number: int, spec: Json) -> None:
+        super().__init__(supervisor, number)
+        import socket  # only needed here, and it would make every reaper larger
+
+        path = spec.get("socket")
+        if not isinstance(path, str):
+            raise ProtocolError("no socket")
+        self.path = path
+        self.make_socket = socket.socket
+        self.listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self.listener.setblocking(False)
+            self.listener.bind(("127.0.0.1", 0))
+            self.listener.listen(128)
+        except OSError:
+            self.listener.close()
+            raise
+        self.watching = False
+        self.last = 0
+        self.waiting: dict[int, Any] = {}
+        self.splices: set[Splice] = set()
+
+    def begin(self) -> None:
+        self.send(STDOUT, json.dumps({"port": self.listener.getsockname()[1]}).encode())
+        self.update()
+
+    def update(self) -> None:
+        """Accept exactly while there is room: further connections wait in the kernel's queue."""
+        wanted = self.supervisor.tunnels < MAX_TUNNELS
+        if wanted and not self.watching:
+            self.supervisor.watch(self.listener.fileno(), select.EPOLLIN, self.accept)
+        elif self.watching and not wanted:
+            self.supervisor.unwatch(self.listener.fileno())
+        self.watching = wanted
+
+    def accept(self, _mask: int) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self.supervisor.unwatch(self.listener.fileno())
+                self.supervisor.after(ACCEPT_RETRY, self.accept_again)
+            return
+        connection.setblocking(False)
+        self.supervisor.tunnels += 1
+        host = self.connect()
+        if host is not None:
+            self.splices.add(Splice(self, connection, host))
+        else:
+            self.last += 1
+            self.waiting[self.last] = connection
+            self.supervisor.send(OPENED, self.number, COUNT.pack(self.last))
+        self.update()
+
+    def accept_again(self) -> None:
+        self.watching = False
+        if self.supervisor.requests.get(self.number) is self:
+            self.update()
+
+    def connect(self) -> Any:
+        """A connection to the host's socket; None where there's none to be had: SELinux, AppArmor, or no such directory."""
+        if not self.path:
+            return None
+        try:
+            host = self.make_socket(1, 1)
+        except OSError:
+            return None
+        try:
+            host.setblocking(False)
+            host.connect(self.path)
+        except OSError:
+            host.close()
+            return None
+        return host
+
+    def take(self, spec: Json) -> Any:
+        """The connection that a TUNNEL is for."""
+        connection = self.waiting.pop(whole(spec.get("connection"), 0), None)
+        if connection is None:
+            raise Refused("os_error", os.strerror(errno.ECANCELED), errno.ECANCELED)
+        return connection
+
+    def kill(self, options: Json) -> None:
+        if self.watching:
+            self.supervisor.unwatch(self.listener.fileno())
+        self.listener.close()
+        for connection in self.waiting.values():
+            connection.close()
+            self.supervisor.tunnel_ended()
+        for splice in list(self.splices):
+            splice.close()
+        self.finish({})
+
+
+class Splice:
+    """A connection inside and one to the host, whose bytes pass from each to the other until both have ended."""
+
+    def __init__(self, listening: Listening, inside: Any, host: Any) -> None:
+        self.listening = listening
+        self.flows = [Flow(self, inside, host), Flow(self, host, inside)]
+
+    def ended(self) -> None:
+        if not any(flow.open for flow in self.flows):
+            self.close()
+
+    def close(self) -> None:
+        if self in self.listening.splices:
+            self.listening.splices.discard(self)
+            for flow in self.flows:
+                flow.close()
+            self.listening.supervisor.tunnel_ended()
+
+
+class Flow:
+    """One direction of a splice; each has descriptors of its own, so that each is watched for what it waits for."""
+
+    def __init__(self, splice: Splice, source: Any, sink: Any) -> None:
+        self.splice = splice
+        self.supervisor = splice.listening.supervisor
+        self.source = source
+        self.sink = sink.dup()
+        self.buffer = memoryview(b"")
+        self.open = True
+        self.watched = -1
+        self.wait(source, select.EPOLLIN, self.readable)
+
+    def wait(self, what: Any, mask: int, handler: Callable[[int], None]) -> None:
+        if self.watched != what.fileno():
+            self.unwatch()
+            self.watched = what.fileno()
+            self.supervisor.watch(self.watched, mask, handler)
+
+    def unwatch(self) -> None:
+        if self.watched >= 0:
+            self.supervisor.unwatch(self.watched)
+            self.watched = -1
+
+    def readable(self, _mask: int) -> None:
+        try:
+            data = self.source.recv(WINDOW)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.splice.close()
+            return
+        if data:
+            self.buffer = memoryview(data)
+            self.writable(0)
+            return
+        self.open = False
+        self.unwatch()
+        try:
+            self.sink.shutdown(1)
+        except OSError:
+            self.splice.close()
+        else:
+            self.splice.ended()
+
+    def writable(self, _mask: int) -> None:
+        try:
+            self.buffer = self.buffer[self.sink.send(self.buffer) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.splice.close()
+            return
+        if self.buffer:
+            self.wait(self.sink, select.EPOLLOUT, self.writable)
+        else:
+            self.wait(self.source, select.EPOLLIN, self.readable)
+
+    def close(self) -> None:
+        self.unwatch()
+        self.source.close()
+        self.sink.close()
+
+
+class TunnelInput(SocketInput):
+    """What is on its way into a tunnel's connection."""
+
+    def __init__(self, tunnel: Tunnel) -> None:
+        super().__init__(tunnel.supervisor, tunnel.socket, tunnel.grant, tunnel.end)
+        self.tunnel = tunnel
+
+    def close(self) -> None:
+        was_open = self.fd >= 0
+        super().close()
+        if was_open:
+            self.tunnel.settle()
+
+
+class Tunnel(Request):
+    """A connection inside, carried to the host over our stream; an empty STDOUT and an empty DATA are its two ends."""
+
+    def __init__(self, supervisor: Supervisor, number: int, connection: Any) -> None:
+        super().__init__(supervisor, number)
+        self.socket = connection
+        self.watching = False
+        self.reads = True
+        self.input = TunnelInput(self)
+
+    def grant(self, count: int) -> None:
+        if count:
+            self.supervisor.send(CREDIT, self.number, COUNT.pack(count))
+
+    def end(self) -> None:
+        """Both ways have ended, or whoever is inside is gone."""
+        if self.supervisor.requests.get(self.number) is self:
+            self.close()
+            self.finish({})
+
+    def data(self, payload: bytes) -> None:
+        if len(self.input.buffer) + len(payload) > WINDOW:
+            raise ProtocolError("more input than credit")
+        if payload:
+            self.input.add(payload)
+        else:
+            self.input.end()
+
+    def resume(self) -> None:
+        """Listen to the socket exactly while we could take something from it."""
+        wanted = self.reads and self.credit > 0 and not self.supervisor.congested
+        if wanted and not self.watching:
+            self.supervisor.watch(self.socket.fileno(), select.EPOLLIN, self.readable)
+        elif self.watching and not wanted:
+            self.supervisor.unwatch(self.socket.fileno())
+        self.watching = wanted
+
+    def readable(self, _mask: int) -> None:
+        try:
+            data = self.socket.recv(min(CHUNK, self.credit))
+        except BlockingIOError:
+            return
+        except OSError:
+            self.end()
+            return
+        self.reads = bool(data)
+        self.send(STDOUT, data)
+        self.resume()
+        self.settle()
+
+    def settle(self) -> None:
+        if not self.reads and self.input.fd < 0:
+            self.end()
+
+    def kill(self, options: Json) -> None:
+        self.close()
+        self.fail("os_error", os.strerror(errno.ECANCELED), errno.ECANCELED)
+
+    def close(self) -> None:
+        if self.watching:
+            self.supervisor.unwatch(self.socket.fileno())
+            self.watching = False
+        # Whatever its end would settle is settled here.
+        self.reads = True
+        self.input.close()
+        self.socket.close()
+        self.supervisor.tunnel_ended()
+
+
 def facts(result: os.stat_result) -> Json:
     return {
         "mode": result.st_mode,
@@ -1538,6 +1812,7 @@ class Supervisor:
         self.cgroup = Cgroup()
         self.oom = -1
         self.oom_own = 0
+        self.tunnels = 0
         self.roots = [os.open(t, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for t in self.targets]
 
     def set_up(self) -> None:
@@ -1702,7 +1977,9 @@ class Supervisor:
 
     def handle(self, kind: bytes, number: int, payload: bytes) -> None:
         request = self.requests.get(number)
-        if self.frozen and (kind in (WRITE, EDIT) or (kind == DATA and not isinstance(request, (Job, Connection)))):
+        if self.frozen and (
+            kind in (WRITE, EDIT) or (kind == DATA and not isinstance(request, (Job, Connection, Tunnel)))
+        ):
             self.held.append((kind, number, payload))
             return
         if kind in (DATA, CREDIT, SIGNAL, RESIZE, KILL):
@@ -1744,6 +2021,18 @@ class Supervisor:
             request = (Writing if kind == WRITE else Reading)(self, number, parse(payload))
             self.requests[number] = request
             request.resume()
+        elif kind == LISTEN:
+            listening = Listening(self, number, parse(payload))
+            self.requests[number] = listening
+            listening.begin()
+        elif kind == TUNNEL:
+            spec = parse(payload)
+            origin = self.requests.get(whole(spec.get("listening"), 0))
+            if not isinstance(origin, Listening):
+                raise Refused("os_error", os.strerror(errno.ECANCELED), errno.ECANCELED)
+            tunnel = Tunnel(self, number, origin.take(spec))
+            self.requests[number] = tunnel
+            tunnel.resume()
         elif kind == STAT:
             directory, name = self.place(parse(payload))
             try:
@@ -1838,6 +2127,13 @@ class Supervisor:
                 os.close(directory)
             directory = deeper
         return directory, names[-1]
+
+    def tunnel_ended(self) -> None:
+        """There is room for another connection."""
+        self.tunnels -= 1
+        for request in self.requests.values():
+            if isinstance(request, Listening) and request.listener.fileno() >= 0:
+                request.update()
 
     # Starting commands
 

@@ -11,6 +11,9 @@ from workbench.sandbox.backend import OverlayMount, SandboxSpec
 FALLBACK = "/workspace"
 """The mount point where the real path can't be one."""
 
+EGRESS_TARGET = "/run/workbench"
+"""Where a sandbox has the directory of egress sockets, where it has one."""
+
 DEFAULT_HOME = "/home/workbench"
 """The home directory inside where the environment names none: a tmpfs, gone with the sandbox."""
 
