@@ -21,6 +21,16 @@ ROOT = Path(__file__).parent.parent
 IMAGES = ("workbench/base:1", "workbench/python:1")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run side by side: those of a file after each other, and other people's suites, which share an image."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    suites = ROOT / "tests" / "suites"
+    for item in items:
+        group = suites if item.path.is_relative_to(suites) else item.path
+        item.add_marker(pytest.mark.xdist_group(str(group.relative_to(ROOT))))
+
+
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
