@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import anyio
 import pytest
 import trustme
 
 from tests.sandbox.egress.conftest import Open, tls
 from tests.sandbox.egress.servers import HOST, Server, serving
+from tests.waiting import until
 from workbench.errors import OptionsError
 from workbench.protocol.commands import Command
 from workbench.sandbox.egress.attempt import LOG
@@ -306,9 +306,7 @@ async def test_a_command_can_be_cancelled_while_its_request_runs(sandbox: Open, 
     async with sandbox(secrets=(secret(secure.place),)) as inside:
         command = Command(("python3", "-c", FETCH, "/events"), environment=inside.allowed.environment)
         job = await inside.client.spawn(command)
-        with anyio.fail_after(30):
-            while not secure.requests:
-                await anyio.sleep(0.01)
+        await until(lambda: secure.requests)
         await job.kill("cancel")
         assert (await job.wait()).ended_by == "cancel"
         secure.acknowledged.release(10)

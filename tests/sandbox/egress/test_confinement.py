@@ -13,6 +13,7 @@ import pytest
 
 from tests.sandbox.egress.conftest import Open
 from tests.sandbox.egress.servers import HOST, Server
+from tests.waiting import until
 from workbench.errors import SandboxError
 from workbench.protocol.commands import Command
 
@@ -174,9 +175,7 @@ time.sleep(600)
                 group.start_soon(lambda: job.wait(on_stdout=lambda data: begun.set()))
                 await begun.wait()
                 await job.kill("cancel")
-            with anyio.fail_after(30):
-                while not closed.is_set():
-                    await anyio.sleep(0.01)
+            await until(closed.is_set)
         thread.join()
 
 
