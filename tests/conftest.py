@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 IMAGES = ("workbench/base:1", "workbench/python:1")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where tests run side by side: those of a file after each other, and other people's suites, which share an image."""
     if not config.pluginmanager.hasplugin("xdist"):
