@@ -475,6 +475,10 @@ class Mounting:
             fingerprint = repository.fingerprint(self._lower)
             self._overlay.save(record.model_copy(update={"git_fingerprint": fingerprint}))
 
+    def root_departs(self, manifest: Manifest) -> bool:
+        """Whether an upper's root has another mode than the one it was given from the real directory's."""
+        return self._overlay.record().root_mode not in (None, manifest.entries[b""].mode)
+
     def note_root_mode(self, mode: int) -> None:
         """Say that the root's mode landed: what the upper's root departs from is this one now."""
         self._overlay.save(self._overlay.record().model_copy(update={"root_mode": mode}))

@@ -289,7 +289,8 @@ class Timeline:
         CheckpointError, with the journey to be completed by the next command where it was begun.
         """
         self.require(target)
-        if kind in (RowKind.REWIND, RowKind.DISCARD) and not self._differs(before, target):
+        stays = kind is RowKind.REWIND or (kind is RowKind.DISCARD and not self._mounting.root_departs(before.manifest))
+        if stays and not self._differs(before, target):
             return before
         held = target.held or self._store.hold(self._session, target.manifest)
         goal = target.of.commit if target.of is not None else ""

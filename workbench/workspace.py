@@ -1021,7 +1021,7 @@ class Workspace:
         )
         with contextlib.closing(fork), fork._overlay.lock(_LOCK_TIMEOUT_S):
             ours = self._overlay.record()
-            kept = {"scratch": ours.scratch, "backend": ours.backend, "image": ours.image}
+            kept = {"scratch": ours.scratch, "backend": ours.backend, "image": ours.image, "root_mode": ours.root_mode}
             fork._overlay.save(fork._overlay.record().model_copy(update=kept))
             fork.timeline.go(RowKind.FORK, target, checkpoint, f"forked from {self.session}: {_named(checkpoint)}")
         return len(target.manifest.entries) - 1

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -373,11 +372,12 @@ async def test_what_fails_before_the_mount_leaves_the_overlay_free(place: Place)
 
 
 async def test_what_has_to_be_done_before_the_mount_may_take_longer_than_the_keeper_to_come_up(place: Place) -> None:
-    loop = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    overlay = os.fsencode(place.overlay.path)
 
     def is_forked() -> bool:
         """Whether the process that we started has ended, after it forked the keeper proper."""
-        return all(_state(child) in "ZX" for child in loop.read_text().split())
+        children = b" ".join(path.read_bytes() for path in Path("/proc/self/task").glob("*/children"))
+        return not any(overlay in _command_line(int(child)) for child in children.split())
 
     async def prepare() -> None:
         await until(is_forked)
@@ -390,11 +390,12 @@ async def test_what_has_to_be_done_before_the_mount_may_take_longer_than_the_kee
             assert (await client.run(Command(("true",)))).exit_code == 0
 
 
-def _state(pid: str) -> str:
+def _command_line(pid: int) -> bytes:
+    """Empty where it has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return "X"
+        return b""
 
 
 def test_a_client_imports_nothing_that_is_heavy() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.bench import Bench
 from tests.suites.fetched import CACHE, Apt, unavailable
+from workbench.sandbox.backend import Limits
 
 IMAGE = "workbench-tests/suites:1"
 _BASE = "workbench/python:1"
@@ -88,7 +89,7 @@ class Sides:
 
     def _on_plain_disk(self, source: str, *arguments: str) -> str:
         # As `DockerBackend` makes its containers, but for the mount.
-        limits = self.bench.options.limits
+        limits = Limits()
         options = [
             *("--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only"),
             *("--user", f"{os.getuid()}:{os.getgid()}", "--pids-limit", str(limits.pids)),
