@@ -13,6 +13,7 @@ import trustme
 
 from tests.sandbox.egress.conftest import Open, events
 from tests.sandbox.egress.servers import HOST, Server, raw_server
+from tests.waiting import until
 from workbench.errors import CommandError, OptionsError, SandboxError
 from workbench.protocol.commands import Command
 
@@ -349,13 +350,9 @@ time.sleep(600)
 """
             command = Command(("python3", "-c", script), environment=inside.allowed.environment)
             job = await inside.client.spawn(command)
-            with anyio.fail_after(30):
-                while not opened.is_set():
-                    await anyio.sleep(0.01)
+            await until(opened.is_set)
         assert [event.verdict for event in inside.allowed.events] == ["allowed"]
-        with anyio.fail_after(30):
-            while not closed.is_set():
-                await anyio.sleep(0.01)
+        await until(closed.is_set)
         assert job is not None
 
 
