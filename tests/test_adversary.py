@@ -47,12 +47,12 @@ with open("mapped", "w+b") as file:
 FIRST_THREAD_ENDS = """\
 import ctypes, os, threading
 def write():
-    number = 0
+    number, new = 0, "count." + str(os.getpid())
     while True:
         number += 1
-        with open("count.new", "w") as file:
+        with open(new, "w") as file:
             file.write(str(number))
-        os.rename("count.new", "count")
+        os.rename(new, "count")
 threading.Thread(target=write).start()
 ctypes.CDLL(None).pthread_exit(None)
 """

@@ -21,7 +21,7 @@ from workbench.sandbox.client import KeeperClient
 
 pytestmark = pytest.mark.anyio
 
-# Sends back what it gets, and says when its peer is done; holds connections that begin with "hold".
+# Sends back what it gets, and says when its peer is done.
 ECHO = """
 import socket, threading
 def serve(connection):
@@ -29,10 +29,23 @@ def serve(connection):
         connection.sendall(data)
     connection.sendall(b"end")
     connection.close()
-listener = socket.create_server(("127.0.0.1", 8000), backlog=2)
+listener = socket.create_server(("127.0.0.1", 8000))
 print("ready", flush=True)
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+# Answers, then breaks off what follows.
+RESET = """
+import socket, struct
+listener = socket.create_server(("127.0.0.1", 8000))
+print("ready", flush=True)
+while True:
+    connection, _ = listener.accept()
+    connection.sendall(connection.recv(65536))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.recv(1)
+    connection.close()
 """
 
 
@@ -139,6 +152,18 @@ async def test_one_that_reads_nothing_holds_up_no_other(either_place: Place) -> 
                 await other.send_eof()
                 assert await to_the_end(other) == b"wellend"
             assert (await client.run(Command(("echo", "well"), output_limit=9))).stdout == b"well\n"
+
+
+async def test_a_connection_that_is_reset_inside_is_reset_outside_and_never_looks_whole(either_place: Place) -> None:
+    async with await either_place.ensure() as client:
+        await serve(client, "python3", "-c", RESET)
+        async with forwarded(client) as (port, said), await anyio.connect_tcp("127.0.0.1", port) as stream:
+            await stream.send(b"half")
+            assert await stream.receive() == b"half"
+            await stream.send(b"x")
+            with pytest.raises(anyio.BrokenResourceError):
+                await to_the_end(stream)
+            assert said == []
 
 
 async def test_where_nothing_listens_the_connection_is_closed_and_that_is_said(either_place: Place) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import struct
 from collections.abc import Callable
 
 import anyio
@@ -15,6 +17,8 @@ from workbench.sandbox.connection import SupervisorConnection
 ADDRESS = "127.0.0.1"
 _MOST = 128
 _END_SECONDS = 20.0
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER of no time: closing then resets the connection."""
 
 
 async def forward(
@@ -47,6 +51,9 @@ async def forward(
         async with stream, free:
             try:
                 await _relay(connection, port, stream)
+            except ConnectionResetError:
+                # Else what came so far would look like all of it.
+                stream.extra(SocketAttribute.raw_socket).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             except OSError:
                 report(f"nothing inside listens on port {port} yet")
             except SandboxError as error:
@@ -69,7 +76,10 @@ async def forward(
 
 
 async def _relay(connection: SupervisorConnection, port: int, stream: SocketStream) -> None:
-    """Pass bytes on both ways until the side inside closes, or one breaks. Raises OSError, SandboxError."""
+    """Pass bytes on both ways until the side inside closes, or one breaks.
+
+    Raises OSError (ConnectionResetError where the side inside broke off), SandboxError.
+    """
     exchange = await connection.open_port(port)
     failed: SandboxError | None = None
 

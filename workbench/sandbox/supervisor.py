@@ -1406,7 +1406,9 @@ class Connection(Request):
         except BlockingIOError:
             return
         except OSError:
-            data = b""  # reset by the other side
+            self.close()
+            self.fail("os_error", os.strerror(errno.ECONNRESET), errno.ECONNRESET)
+            return
         if data:
             self.send(STDOUT, data)
             self.resume()
