@@ -155,10 +155,11 @@ async def _run(argv: tuple[bytes, ...], directory: int, path: bytes) -> set[byte
     async with process:
         assert process.stdout is not None
         async for data in process.stdout:
-            output += data
+            # Read to its end even then: asyncio never closes a pipe that still holds something.
             if len(output) > _OUTPUT_LIMIT:
                 process.kill()
-                return None
+            else:
+                output += data
     return _paths(bytes(output), path) if process.returncode in (0, 1) else None
 
 
