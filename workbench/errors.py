@@ -14,11 +14,32 @@
     │   └── CommandError              command_not_found · command_not_executable · invalid_directory · spawn_failed
     ├── CheckpointError               checkpoint_not_found · checkpoint_exists · checkpoint_failed · store_corrupt ·
     │                                 checkpoint_raced · nothing_to_redo
-    └── CommitError                   digest_required · digest_unknown · digest_changed · risky_paths · not_landable ·
-        │                             commit_failed · commit_incomplete · commit_unknown · check_failed ·
-        │                             unresolved_conflicts · no_repository · branch_exists · policy_denied ·
-        │                             policy_waits · storage_read_only
-        └── ConflictError             conflict (with `paths`)
+    ├── CommitError                   digest_required · digest_unknown · digest_changed · risky_paths · not_landable ·
+    │   │                             commit_failed · commit_incomplete · commit_unknown · check_failed ·
+    │   │                             unresolved_conflicts · no_repository · branch_exists · policy_denied ·
+    │   │                             policy_waits · storage_read_only
+    │   └── ConflictError             conflict (with `paths`)
+    ├── SessionError
+    │   ├── SessionNotFoundError      session_not_found
+    │   ├── SessionBusyError          session_busy
+    │   ├── SessionClosedError        session_closed
+    │   ├── MessageExistsError        message_exists
+    │   ├── HistoryNotRewindableError history_not_rewindable
+    │   ├── SessionGuardError         the guard's, such as quota_exceeded; retry_after_ms
+    │   └── RewindError               message_not_found · invalid_rewind_target · session_busy
+    ├── RunFailedError                run_timeout, or its cause's; run_id · message_id · end_reason · usage
+    ├── ModelNotFoundError            model_not_found · no_default_model
+    ├── DuplicateToolError            duplicate_tool
+    ├── ModelRequestError             invalid_request · auth · no_credit · rate_limited · overloaded ·
+    │                                 context_overflow · incomplete_stream · network;
+    │                                 provider · status · retryable · retry_after_ms · usage
+    ├── ToolError                     unknown_tool · invalid_arguments · tool_denied · tool_panicked · tool_timeout
+    ├── ApprovalError                 approval_not_found · approval_resolved · approval_changed
+    ├── HistoryError                  history_failed
+    ├── LockError                     lock_failed
+    ├── StoreError                    store_failed
+    ├── CapabilityUnsupportedError    capability_unsupported
+    └── OperationCancelledError       cancelled
 
 A code is stable: programs may match on it. A message says what happened in one sentence, a hint what to do next.
 """
@@ -26,7 +47,11 @@ A code is stable: programs may match on it. A message says what happened in one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from workbench.protocol.messages import Usage
+    from workbench.protocol.runs import EndReason
 
 
 class WorkbenchError(Exception):
@@ -102,3 +127,161 @@ class ConflictError(CommitError):
     """The real workspace changed meanwhile in `paths`, the conflicting ones of this commit; nothing was applied."""
 
     default_code = "conflict"
+
+
+class SessionError(WorkbenchError):
+    """A session can't do what was asked of it."""
+
+
+class SessionNotFoundError(SessionError):
+    """There is no session of this id."""
+
+    default_code = "session_not_found"
+
+
+class SessionBusyError(SessionError):
+    """A run is in progress, and what was asked doesn't wait for it."""
+
+    default_code = "session_busy"
+
+
+class SessionClosedError(SessionError):
+    """The session, or the manager that it belongs to, has been closed."""
+
+    default_code = "session_closed"
+
+
+class MessageExistsError(SessionError):
+    """The session has, or had, a message of this id."""
+
+    default_code = "message_exists"
+
+
+class HistoryNotRewindableError(SessionError):
+    """The session's history is append-only: nothing can be taken back from it."""
+
+    default_code = "history_not_rewindable"
+
+
+class SessionGuardError(SessionError):
+    """A guard vetoed a new session or a run; `retry_after_ms` is when it may be asked again, where it knows."""
+
+    default_code = "quota_exceeded"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, hint: str | None = None, retry_after_ms: float | None = None
+    ) -> None:
+        super().__init__(message, code=code, hint=hint)
+        self.retry_after_ms = retry_after_ms
+
+
+class RewindError(SessionError):
+    """A message can't be taken back."""
+
+    default_code = "message_not_found"
+
+
+class RunFailedError(WorkbenchError):
+    """A run failed; the code is its cause's. `message_id` is that of the message that began it: it isn't in the transcript."""
+
+    default_code = "run_timeout"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        run_id: str,
+        message_id: str | None,
+        end_reason: EndReason,
+        usage: Usage,
+        code: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code, hint=hint)
+        self.run_id = run_id
+        self.message_id = message_id
+        self.end_reason = end_reason
+        self.usage = usage
+
+
+class ModelNotFoundError(WorkbenchError):
+    """No model is registered under this id, or none is the default."""
+
+    default_code = "model_not_found"
+
+
+class DuplicateToolError(WorkbenchError):
+    """A tool of this name is registered already."""
+
+    default_code = "duplicate_tool"
+
+
+class ModelRequestError(WorkbenchError):
+    """A request to a model failed.
+
+    `status` is the HTTP status where there was an answer, `retryable` whether the same request may succeed later, and
+    `retry_after_ms` when, where the provider said so. `usage` is what the failed request was charged for, where known.
+    """
+
+    default_code = "invalid_request"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        provider: str,
+        code: str | None = None,
+        status: int | None = None,
+        retryable: bool = False,
+        retry_after_ms: float | None = None,
+        usage: Usage | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code, hint=hint)
+        self.provider = provider
+        self.status = status
+        self.retryable = retryable
+        self.retry_after_ms = retry_after_ms
+        self.usage = usage
+
+
+class ToolError(WorkbenchError):
+    """A call of a tool came to nothing. A run reports it to the model as the call's result and goes on."""
+
+    default_code = "tool_panicked"
+
+
+class ApprovalError(WorkbenchError):
+    """An answer doesn't belong to an open request for approval."""
+
+    default_code = "approval_not_found"
+
+
+class HistoryError(WorkbenchError):
+    """A history can't be read or written."""
+
+    default_code = "history_failed"
+
+
+class LockError(WorkbenchError):
+    """The lock of a session can't be had."""
+
+    default_code = "lock_failed"
+
+
+class StoreError(WorkbenchError):
+    """A store of sessions can't be read or written."""
+
+    default_code = "store_failed"
+
+
+class CapabilityUnsupportedError(WorkbenchError):
+    """What was asked for isn't among what this one can do."""
+
+    default_code = "capability_unsupported"
+
+
+class OperationCancelledError(WorkbenchError):
+    """A signal was cancelled without a reason of its own."""
+
+    default_code = "cancelled"

@@ -1,0 +1,1 @@
+"""The run loop, sessions, and what they stand on."""

@@ -1,0 +1,130 @@
+"""From what a provider answered, or didn't, to one kind of error with a class, a status and a delay."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeGuard
+
+from workbench.errors import ModelRequestError
+
+# How providers say that a request is longer than the model's window; all of them in lower case.
+_OVERFLOW_TEXTS = (
+    "prompt is too long",
+    "input is too long",
+    "exceed context limit",
+    "exceeds the context window",
+    "maximum prompt length is",
+    "reduce the length of the messages",
+    "maximum context length is",
+    "exceeds the available context size",
+    "greater than the context length",
+    "context window exceeds limit",
+    "exceeded model token limit",
+    "context_length_exceeded",
+)
+# Answers that look like a rate limit and never go away by waiting.
+_QUOTA_TEXTS = ("insufficient_quota", "exceeded your current quota", "credit balance is too low")
+_RETRYABLE_STATUSES = frozenset({408, 409, 429})
+_MESSAGE_CHARACTERS = 2_000
+
+
+def is_model_request_error(error: object) -> TypeGuard[ModelRequestError]:
+    """Whether it is one, judged by its fields: one of another copy of the package counts."""
+    return (
+        isinstance(error, Exception)
+        and isinstance(getattr(error, "code", None), str)
+        and isinstance(getattr(error, "retryable", None), bool)
+        and isinstance(getattr(error, "status", 0), int | None)
+        and isinstance(getattr(error, "retry_after_ms", ""), int | float | None)
+    )
+
+
+def model_http_error(provider: str, status: int, headers: Mapping[str, str], body: bytes) -> ModelRequestError:
+    """The error for an answer of a provider that isn't a reply, whatever its status."""
+    message = _message(body)
+    code, retryable = _classify(status, body.decode(errors="replace").lower())
+    return ModelRequestError(
+        f"{provider} answered with status {status}{': ' if message else '.'}{message}",
+        code=code,
+        provider=provider,
+        status=status,
+        retryable=retryable,
+        retry_after_ms=_retry_after_ms(headers),
+        hint=_HINTS.get(code),
+    )
+
+
+def model_network_error(provider: str, cause: BaseException) -> ModelRequestError:
+    """The error for a connection that failed; sending again may help."""
+    error = ModelRequestError(
+        f"{provider} can't be reached: {cause or type(cause).__name__}",
+        code="network",
+        provider=provider,
+        retryable=True,
+    )
+    error.__cause__ = cause
+    return error
+
+
+_HINTS = {
+    "auth": "Check the provider's key.",
+    "no_credit": "Add credit at the provider, or use another model.",
+    "context_overflow": "Start a new session, or use a model with a larger window.",
+}
+
+
+def _classify(status: int, text: str) -> tuple[str, bool]:
+    """Code and whether to try again; `text` is the body in lower case."""
+    if status in (400, 413) and (status == 413 or any(words in text for words in _OVERFLOW_TEXTS)):
+        return "context_overflow", False
+    if status == 400 and "input token count" in text and "exceeds the maximum" in text:
+        return "context_overflow", False
+    if status in (401, 403):
+        return "auth", False
+    if status == 402 or any(words in text for words in _QUOTA_TEXTS):
+        return "no_credit", False
+    if status == 429:
+        return "rate_limited", True
+    if status >= 500 or status in _RETRYABLE_STATUSES or "overloaded" in text:
+        return "overloaded", True
+    return "invalid_request", False
+
+
+def _message(body: bytes) -> str:
+    """What the body says, cut to a readable length; empty where it says nothing."""
+    text = body.decode(errors="replace").strip()
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        return text[:_MESSAGE_CHARACTERS]
+    if isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, dict):
+        error = value.get("error", value)
+        if isinstance(error, dict) and isinstance(error.get("message"), str):
+            return str(error["message"])[:_MESSAGE_CHARACTERS]
+        if isinstance(error, str):
+            return error[:_MESSAGE_CHARACTERS]
+    return text[:_MESSAGE_CHARACTERS]
+
+
+def _retry_after_ms(headers: Mapping[str, str]) -> float | None:
+    """The delay that the headers ask for; None where they ask for none that can be read."""
+    values = {name.lower(): value.strip() for name, value in headers.items()}
+    for name, unit in (("retry-after-ms", 1), ("retry-after", 1_000)):
+        try:
+            delay = float(values[name]) * unit
+        except (KeyError, ValueError):
+            continue
+        if 0 <= delay < float("inf"):
+            return delay
+    try:
+        moment = email.utils.parsedate_to_datetime(values["retry-after"])
+    except (KeyError, ValueError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds() * 1_000)
