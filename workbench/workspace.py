@@ -15,37 +15,27 @@ from anyio import to_thread
 
 from workbench import warm
 from workbench.checking import Checking
-from workbench.checkpoints import manifest_format, upkeep
+from workbench.checkpoints import upkeep
 from workbench.checkpoints.history import Purpose, RowKind
-from workbench.checkpoints.manifest import Manifest, Omitted
+from workbench.checkpoints.manifest import Omitted
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.checkpoints.upkeep import Retention
-from workbench.errors import CheckpointError, CommitError, ConflictError, OptionsError, OverlayError, SandboxError
+from workbench.errors import CheckpointError, CommitError, OptionsError, OverlayError, SandboxError
 from workbench.files import Files
+from workbench.landing import Landed, Landing
 from workbench.live import LiveOverlay
-from workbench.merging import Merging
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.protocol.egress import EgressEvent
-from workbench.protocol.records import ShownRecord
-from workbench.review import policy
-from workbench.review.audit import AuditLog, counted
-from workbench.review.bases import conflicts, differing
-from workbench.review.branch import Branch, make_branch
+from workbench.review.audit import counted
+from workbench.review.bases import differing
+from workbench.review.branch import Branch
 from workbench.review.changeset import ChangeSet, Included
-from workbench.review.commit import commit
-from workbench.review.compare import change_set
 from workbench.review.decisions import Review, included_record
-from workbench.review.journal import restored
-from workbench.review.landed import Committed, find_by_id, unsettled
+from workbench.review.landed import Committed
 from workbench.review.landed import find as find_landed
-from workbench.review.layer import layer_of
 from workbench.review.merge import Merge
 from workbench.review.recovery import pending, recover
-from workbench.review.remaining import remaining
-from workbench.review.revert import inverted
-from workbench.review.shown import ShownDigests
-from workbench.reviewing import Reviewing
 from workbench.sandbox.client import Ask, KeeperClient
 from workbench.sandbox.egress.attempt import EgressLog
 from workbench.sandbox.facts import JobFacts
@@ -55,13 +45,11 @@ from workbench.searching import GrepOptions, Searching
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.timeline import Journey, Preview, Target, Timeline
 from workbench.vfs import search
-from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.listing import Listed, listing
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.merged import MergedView
 from workbench.vfs.search import Matches, Paths, Tree
 from workbench.vfs.session import OverlayDirectory
-from workbench.vfs.statefile import write_file
 from workbench.warm import SESSION_NAME
 
 if TYPE_CHECKING:
@@ -98,22 +86,6 @@ class WorkspaceStatus:
     lower_changed: bool
     mount_points: tuple[bytes, ...]
     unresolved: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """A commit that landed: what it was, what stayed in the overlay, which commands it ended.
-
-    `already` says that it had landed before, and nothing was done now. `verified` says that what landed was read back and
-    compared with what was reviewed, `differs` are the paths at which it's something else by now.
-    """
-
-    committed: Committed
-    left: ChangeSet
-    ended: tuple[JobFacts, ...]
-    already: bool = False
-    verified: bool = False
-    differs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +142,11 @@ class Workspace:
         self._searching = Searching(overlay, self._lower, self._mounting)
         self._live: LiveOverlay | None = None
         self.session = session
-        self.shown = ShownDigests(overlay.path)
-        self.reviewing = Reviewing(
-            overlay.path,
-            self._lower,
-            self._store,
-            self.shown,
-            lambda checkpoint, included: self._compare(self._store.get(checkpoint), included),
-        )
+        self._landing = Landing(state, directory, overlay, self._store, self._lower, self._mounting, session)
+        self.shown = self._landing.shown
+        self.reviewing = self._landing.reviewing
         """What was decided of the changes."""
-        self.audit = AuditLog(directory.path)
-        self._merging = Merging(overlay.path, self._lower, self._store, self._mounting)
+        self.audit = self._landing.audit
         self._checking = Checking(state, directory, overlay, self._store, self._lower, options)
         self.recovered: tuple[str, ...] = ()
         """What opening it had to put right after a crash, a sentence each."""
@@ -514,7 +480,7 @@ class Workspace:
     async def changes(self, *, may_stop: bool = True, included: Included | None = None) -> ChangeSet:
         """Take a checkpoint and compare it with the real workspace. `may_stop` and what is raised as of `checkpoint`."""
         checkpoint = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP, may_stop=may_stop)
-        return await to_thread.run_sync(lambda: self._compare(checkpoint, included))
+        return await to_thread.run_sync(lambda: self._landing.compare(checkpoint, included))
 
     async def keep_before_command(self) -> str:
         """Keep what is there before a command; the checkpoint's commit. Raises as `checkpoint`."""
@@ -551,13 +517,13 @@ class Workspace:
     async def conflicts(self, changes: ChangeSet) -> list[bytes]:
         """The paths of a change set that can't land: the real workspace changed there meanwhile. Raises OSError."""
         checkpoint = self._store.get(changes.checkpoint)
-        return await to_thread.run_sync(lambda: self._conflicts(changes, checkpoint))
+        return await to_thread.run_sync(lambda: self._landing.conflicts(changes, checkpoint))
 
     async def status(self) -> WorkspaceStatus:
         """What there is, what would conflict, and what runs. Raises as `checkpoint`."""
         checkpoint = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP)
-        changes = await to_thread.run_sync(lambda: self._compare(checkpoint))
-        conflicting = await to_thread.run_sync(lambda: self._conflicts(changes, checkpoint))
+        changes = await to_thread.run_sync(lambda: self._landing.compare(checkpoint))
+        conflicting = await to_thread.run_sync(lambda: self._landing.conflicts(changes, checkpoint))
         client = await KeeperClient.connect(self._overlay.path)
         sandbox = SandboxStatus(self._overlay.record().backend, running=False)
         if client is not None:
@@ -572,29 +538,8 @@ class Workspace:
             tuple(conflicting),
             sandbox.running and not warm.is_fresh(self._overlay.path, self.root),
             tuple(self._lower.mount_points()),
-            tuple(self._merging.unresolved(checkpoint.manifest)),
+            tuple(self._landing.unresolved(checkpoint)),
         )
-
-    def _compare(self, checkpoint: Checkpoint, included: Included | None = None) -> ChangeSet:
-        record = self._overlay.record()
-        return change_set(
-            checkpoint.commit,
-            checkpoint.manifest,
-            self._lower,
-            self._store,
-            scratch=os.fsencode(record.scratch),
-            root_mode=record.root_mode,
-            included=included,
-        )
-
-    def _conflicts(self, changes: ChangeSet, checkpoint: Checkpoint) -> list[bytes]:
-        # An undone commit gave some paths a new change time, and nothing else.
-        ours = restored(self._directory.commits)
-        found = conflicts(self._lower, changes, checkpoint.manifest, restored=ours)
-        if found:
-            # Whatever is mounted now shows something else there than a reader outside sees.
-            mark_changed(self._overlay.path)
-        return found
 
     # Deciding
 
@@ -614,7 +559,7 @@ class Workspace:
         Raises CommitError (digest_unknown, digest_changed, risky_paths, not_landable, commit_failed,
         commit_incomplete), ConflictError, SandboxError (sandbox_busy).
         """
-        with self._refusals_noted(digest):
+        with self._landing.refusals_noted(digest):
             try:
                 shown = self.shown.find(digest)
             except CommitError:
@@ -624,7 +569,7 @@ class Workspace:
             ended = await self.stop(force=force, reason="commit")
             async with self._offline(timeout=_LOCK_TIMEOUT_S):
                 await to_thread.run_sync(self._complete_overlay)
-                landing = await to_thread.run_sync(lambda: self._commit(shown, allow_risky, ended, message))
+                landing = await to_thread.run_sync(lambda: self._landing.commit(shown, allow_risky, ended, message))
         changes = landing.committed.changes
         if verify is False or (verify is None and len(changes) >= _VERIFIED_BY_ITSELF):
             return landing
@@ -647,14 +592,7 @@ class Workspace:
         changes = await self.changes()
         if not changes.changes:
             return None
-        asked = policy.judge(changes, policy.load()).asked
-        if asked:
-            raise CommitError(
-                f"{_count(len(asked), 'path')} of it may only land after a review, so all of it waits.",
-                code="policy_waits",
-                paths=asked,
-                hint="Look with `workbench diff`, then `workbench commit`.",
-            )
+        self._landing.require_unasked(changes)
         digest = self.reviewed(changes)
         if check is not None:
             await self.check(digest, check, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
@@ -663,7 +601,7 @@ class Workspace:
     async def rehearse(self, digest: str, *, allow_risky: bool = False) -> ChangeSet:
         """What `commit` would land, and nothing is done. Raises as it does, but for what only shows on the way."""
         shown = self.shown.find(digest)
-        return await to_thread.run_sync(lambda: self._landable(shown, allow_risky)[1])
+        return await to_thread.run_sync(lambda: self._landing.landable(shown, allow_risky)[1])
 
     async def check(
         self,
@@ -685,7 +623,7 @@ class Workspace:
         if shown.selection is None and shown.checkpoint == now.commit:
             result = await self.exec(command, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
         else:
-            layer = await to_thread.run_sync(self._layer, shown)
+            layer = await to_thread.run_sync(self._landing.layer, shown)
             result = await self._checking.run(layer, command, on_stdout or _drop, on_stderr or _drop, report)
         if result.exit_code or result.ended_by:
             how = f"was ended by {result.ended_by}" if result.ended_by else f"ended with {result.exit_code}"
@@ -694,97 +632,6 @@ class Workspace:
                 code="check_failed",
                 hint="Put right what it found, and review.",
             )
-
-    def _layer(self, shown: ShownRecord) -> Manifest:
-        changes = self.reviewing.stands_for(shown)
-        self.reviewing.require_same(shown, changes)
-        return layer_of(changes, self._store.get(shown.checkpoint).manifest, self._lower)
-
-    @contextlib.contextmanager
-    def _refusals_noted(self, digest: str) -> Iterator[None]:
-        try:
-            yield
-        except CommitError as error:
-            self.audit.append("refusal", session=self.session, digest=digest, code=error.code)
-            raise
-
-    def _landable(
-        self, shown: ShownRecord, allow_risky: bool, *, in_working_tree: bool = True
-    ) -> tuple[Manifest, ChangeSet]:
-        """What was shown, made again, with the manifest it's of. Raises as `commit` where it can't land."""
-        reviewed = self._store.get(shown.checkpoint)
-        changes = self.reviewing.stands_for(shown)
-        conflicting = self._conflicts(changes, reviewed)
-        if not conflicting and (partly := self.reviewing.partly_taken(shown)) is not None:
-            conflicting = self._conflicts(partly, reviewed)
-        if conflicting:
-            raise ConflictError(
-                f"The real workspace changed meanwhile in {_count(len(conflicting), 'path')} of this commit; "
-                "nothing was applied.",
-                paths=conflicting,
-                hint="Bring them into the overlay with `workbench merge`, then review again.",
-            )
-        self.reviewing.require_same(shown, changes)
-        if changes.risky and not allow_risky:
-            raise CommitError(
-                f"{_count(len(changes.risky), 'path')} would make a host run code or lead out of the workspace.",
-                code="risky_paths",
-                paths=[change.path for change in changes.risky],
-                hint="Look at them in `workbench diff`, then say `--allow-risky`.",
-            )
-        policy.require_allowed(changes, policy.load(), in_working_tree=in_working_tree)
-        self._merging.require_resolved(changes)
-        return reviewed.manifest, changes
-
-    def _commit(self, shown: ShownRecord, allow_risky: bool, ended: tuple[JobFacts, ...], message: str) -> Landed:
-        manifest, changes = self._landable(shown, allow_risky)
-        # What came later gets its bases now: once we have landed, ours could be taken for somebody else's changes.
-        self._mounting.take(None, "before a commit", offline=True)
-        with self._ancestors() as descriptors:
-            committed = commit(
-                self._lower,
-                self._directory.commits,
-                changes,
-                manifest,
-                self._store,
-                session=self.session,
-                message=message,
-                locks=descriptors,
-            )
-        self._settle(committed)
-        self._mark_siblings()
-        rest = self._mounting.take(None, "after a commit", offline=True)
-        return Landed(committed, self._compare(rest), ended)
-
-    def _settle(self, committed: Committed) -> None:
-        """Make the upper what remains of it over the new lower.
-
-        What remains is written down first: computed again over an upper that it was already brought to, it would take
-        what landed for what was deleted since.
-        """
-        file = os.path.join(committed.directory, "remaining")
-        try:
-            with open(file, "rb") as stream:
-                rest = manifest_format.from_bytes(stream.read())
-        except FileNotFoundError:
-            # Here, since a crash may have come between: rather twice than never.
-            self._note_landed("commit", committed)
-            now = self._mounting.take(None, "before a commit", offline=True)
-            kept = self._mounting.without_repositories(now.manifest)
-            self._mounting.empty_git_overlay()
-            rest = remaining(kept, self._lower, committed.landed_bases, added=committed.added)
-            write_file(file, manifest_format.to_bytes(rest))
-        purpose = Purpose(RowKind.LANDED, landed=committed.commit_id)
-        self._mounting.replace_upper(rest, f"after commit {committed.commit_id}", purpose)
-        if root := committed.landed_bases.get(b""):
-            self._mounting.note_root_mode(root.mode)
-        self.shown.clear()
-        committed.settle()
-
-    def _settle_revert(self, committed: Committed) -> None:
-        """A revert is of no overlay."""
-        self._note_landed("revert", committed)
-        committed.settle()
 
     async def merge(
         self, *, ours: Sequence[bytes] = (), theirs: Sequence[bytes] = (), force: bool = False
@@ -800,27 +647,7 @@ class Workspace:
 
         async with self._offline(timeout=_LOCK_TIMEOUT_S):
             await to_thread.run_sync(self._complete_overlay)
-            return await to_thread.run_sync(self._merge, ours, theirs), ended
-
-    def _merge(self, ours: Sequence[bytes], theirs: Sequence[bytes]) -> Merge:
-        now = self._mounting.take(None, "before a merge", offline=True, purpose=Purpose(RowKind.BEFORE))
-        found = self._conflicts(self._compare(now), now)
-
-        def write(merged: Manifest) -> None:
-            self._mounting.replace_upper(merged, "merged", Purpose(RowKind.UPKEEP))
-            self.shown.clear()
-
-        return self._merging.run(now.manifest, found, write, ours=ours, theirs=theirs)
-
-    def _note_landed(self, action: str, committed: Committed) -> None:
-        self.audit.append(
-            action,
-            session=self.session,
-            digest=committed.digest,
-            commit_id=committed.commit_id,
-            message=committed.message,
-            counts=counted(committed.changes),
-        )
+            return await to_thread.run_sync(self._landing.merge, ours, theirs), ended
 
     async def branch(
         self, digest: str, name: str, *, message: str = "", author: str = "", allow_risky: bool = False
@@ -830,22 +657,10 @@ class Workspace:
         The working tree, the index and HEAD aren't touched, and the overlay keeps what it holds. Raises as `rehearse` and
         `make_branch`.
         """
-
-        def make() -> Branch:
-            _, changes = self._landable(self.shown.find(digest), allow_risky, in_working_tree=False)
-            made = make_branch(self._lower, changes, self._store, name, message=message, author=author)
-            self.audit.append(
-                "branch",
-                session=self.session,
-                digest=changes.digest,
-                commit_id=made.commit,
-                message=message,
-                counts=counted(changes.changes),
+        with self._landing.refusals_noted(digest):
+            return await to_thread.run_sync(
+                lambda: self._landing.branch(digest, name, message=message, author=author, allow_risky=allow_risky)
             )
-            return made
-
-        with self._refusals_noted(digest):
-            return await to_thread.run_sync(make)
 
     async def revert(
         self, commit_id: str, *, message: str = "", dry_run: bool = False
@@ -856,36 +671,8 @@ class Workspace:
         holds on top of it conflicts when it would land. Raises CommitError (commit_unknown, not_landable, commit_failed,
         commit_incomplete), ConflictError.
         """
-        with self._refusals_noted(""):
-            return await to_thread.run_sync(self._revert, commit_id, message, dry_run)
-
-    def _revert(self, commit_id: str, message: str, dry_run: bool) -> tuple[ChangeSet, Committed | None]:
-        committed = find_by_id(self._directory.commits, commit_id)
-        with self._store.adding() as sink:
-            changes, manifest = inverted(committed, sink)
-        if conflicting := conflicts(self._lower, changes, manifest, restored=restored(self._directory.commits)):
-            raise ConflictError(
-                f"The real workspace changed since commit {committed.commit_id} in {_count(len(conflicting), 'path')} of "
-                "it; nothing was applied.",
-                paths=conflicting,
-                hint="Revert the later commits first, or put those paths back as they were.",
-            )
-        if dry_run:
-            return changes, None
-        with self._ancestors() as descriptors:
-            reverted = commit(
-                self._lower,
-                self._directory.commits,
-                changes,
-                manifest,
-                self._store,
-                message=message or f"Revert {committed.commit_id}",
-                locks=descriptors,
-            )
-        self._settle_revert(reverted)
-        self._mark_siblings()
-        mark_changed(self._overlay.path)
-        return changes, reverted
+        with self._landing.refusals_noted(""):
+            return await to_thread.run_sync(self._landing.revert, commit_id, message, dry_run)
 
     async def discard(self, *, force: bool = False) -> Discarded:
         """Drop everything the overlay holds; a checkpoint of it is kept, and `redo` goes back to it.
@@ -900,11 +687,11 @@ class Workspace:
     def _discard(self, ended: tuple[JobFacts, ...]) -> Discarded:
         self._complete_overlay()
         now = self._mounting.take(None, "before a discard", offline=True, purpose=Purpose(RowKind.BEFORE))
-        changes = self._compare(now)
+        changes = self._landing.compare(now)
         nothing = Target(self._mounting.nothing(), git="" if self._mounting.git_beside(now) is not None else None)
         rest = self.timeline.go(RowKind.DISCARD, nothing, now, "discarded")
         self.audit.append("discard", session=self.session, digest=changes.digest, counts=counted(changes.changes))
-        return Discarded(len(changes.shown), now.commit, ended, self._compare(rest))
+        return Discarded(len(changes.shown), now.commit, ended, self._landing.compare(rest))
 
     # Travelling
 
@@ -1039,42 +826,17 @@ class Workspace:
                 self._complete_overlay()
 
     def _is_overlay_incomplete(self) -> bool:
-        return (
-            self._mounting.is_restore_pending
-            or self.timeline.is_under_way
-            or any(committed.session in (self.session, "") for committed in unsettled(self._directory.commits))
-        )
+        return self._mounting.is_restore_pending or self.timeline.is_under_way or self._landing.is_unsettled
 
     def _complete_overlay(self) -> None:
         """The overlay's part of it; the lock is held, nothing is mounted."""
         self.timeline.complete()
         self._mounting.complete()
-        for committed in unsettled(self._directory.commits):
-            if committed.session == self.session:
-                self._settle(committed)
-            elif not committed.session:
-                self._settle_revert(committed)
+        self._landing.settle()
 
     def _offline(self, timeout: float) -> AbstractAsyncContextManager[None]:
         """Hold the overlay's lock, with nothing mounted."""
         return self._mounting.offline(timeout)
-
-    def _mark_siblings(self) -> None:
-        for session in self._directory.sessions():
-            if session != self.session:
-                mark_changed(self._directory.overlay_path(session))
-
-    @contextlib.contextmanager
-    def _ancestors(self) -> Iterator[Sequence[int]]:
-        """Descriptors of the workspaces that this one lies in: their commits and ours exclude each other."""
-        with contextlib.ExitStack() as stack:
-            found = []
-            for workspace in self._state.workspaces():
-                if workspace.root and workspace.root != self.root and _lies_in(self.root, workspace.root):
-                    with contextlib.suppress(OSError):
-                        found.append(os.open(workspace.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-                        stack.callback(os.close, found[-1])
-            yield found
 
 
 async def let_go_replaced(path: str | bytes | os.PathLike[str], *, state_path: str | None = None) -> int:
@@ -1111,11 +873,3 @@ def _has_closed(taken: Checkpoint) -> bool:
     """Whether something was left out that its owner, who we are, could open up."""
     uid = os.geteuid()
     return any(entry.omitted == Omitted.UNREADABLE and entry.uid == uid for entry in taken.manifest.entries.values())
-
-
-def _lies_in(path: bytes, directory: bytes) -> bool:
-    return os.path.commonpath((path, directory)) == directory
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

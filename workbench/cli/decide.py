@@ -28,11 +28,12 @@ from workbench.cli.options import (
 )
 from workbench.cli.report import branch_report, commit_report, diff_report, discard_report, revert_report
 from workbench.errors import CommitError
+from workbench.landing import Landed
 from workbench.protocol.commands import Command
 from workbench.review import diff as rendering
 from workbench.review.branch import Branch
 from workbench.review.changeset import ChangeSet
-from workbench.workspace import Landed, Workspace, let_go_replaced
+from workbench.workspace import Workspace, let_go_replaced
 
 
 def commit(

@@ -46,6 +46,7 @@ from workbench.cli.options import (
 )
 from workbench.cli.report import exec_report, failed_exec_report, job_reports
 from workbench.errors import WorkbenchError
+from workbench.landing import Landed
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command
 from workbench.protocol.reports import StartedReport, StopReport
@@ -53,7 +54,7 @@ from workbench.review.policy import Mode
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.egress.options import Egress
 from workbench.sandbox.facts import JobFacts
-from workbench.workspace import Landed, Workspace
+from workbench.workspace import Workspace
 
 _JSON_OUTPUT_LIMIT = 1 << 20
 _LONGEST_S = 365 * 86400

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from workbench.checkpoints.store import Checkpoint
 from workbench.checkpoints.upkeep import Verified
 from workbench.errors import WorkbenchError
+from workbench.landing import Landed
 from workbench.protocol.commands import CommandResult
 from workbench.protocol.egress import EgressEvent
 from workbench.protocol.records import AuditRecord
@@ -52,7 +53,7 @@ from workbench.review.order import group_of, in_order
 from workbench.sandbox.facts import JobFacts
 from workbench.timeline import Preview
 from workbench.vfs.storage import Kind, Storage
-from workbench.workspace import Discarded, Landed, Travelled, Workspace, WorkspaceStatus
+from workbench.workspace import Discarded, Travelled, Workspace, WorkspaceStatus
 
 _TYPE_BITS = {Kind.FILE: 0o100000, Kind.SYMLINK: 0o120000, Kind.DIR: 0o040000}
 
