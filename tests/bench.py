@@ -149,6 +149,12 @@ class Bench:
         """What the keeper of the warm sandbox says, None where none runs."""
         return anyio.run(keeper_of, self.overlay)
 
+    def running(self) -> tuple[int, str]:
+        """The process and the sandbox of the keeper that there has to be."""
+        keeper = self.keeper()
+        assert keeper is not None
+        return keeper.pid, keeper.name
+
     @property
     def overlay(self) -> str:
         """The overlay's directory."""

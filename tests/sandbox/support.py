@@ -12,7 +12,8 @@ from typing import Any
 from anyio.abc import ByteStream
 
 from workbench.sandbox.backend import Backend, Limits, OverlayMount, SandboxSpec
-from workbench.sandbox.docker import DockerBackend
+from workbench.sandbox.docker import NAME_LABEL, DockerBackend
+from workbench.sandbox.engine import Engine, find_socket
 from workbench.sandbox.namespace import NamespaceBackend
 
 # Says that it's there, then evaluates what it is sent, a JSON string a line, and answers with JSON.
@@ -67,6 +68,13 @@ def spec(backend: str, *mounts: OverlayMount, label: str = "", **changes: Any) -
 def backend_of(what: SandboxSpec, source: bytes | None = EVALUATOR) -> DockerBackend | NamespaceBackend:
     kind = DockerBackend if what.backend == "docker" else NamespaceBackend
     return kind(what, source=source)
+
+
+def left_of(name: str) -> list[str]:
+    """Containers and volumes of a sandbox, in the engine that is found without any configuration."""
+    engine, label = Engine(find_socket({})), f"{NAME_LABEL}={name}"
+    found = (*engine.containers(label), *engine.volumes_of(name))
+    return [str(each.get("Id") or each["Name"]) for each in found]
 
 
 class Inside:

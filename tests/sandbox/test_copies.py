@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.bench import Bench, InPhases
-from tests.sandbox.support import Layers, backend_of, running, spec
+from tests.sandbox.support import Layers, backend_of, left_of, spec
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.trees import make_tree, snapshot
 from workbench.errors import SandboxError
-from workbench.sandbox import docker, images, probe
-from workbench.sandbox.copies import Copies, rescue
+from workbench.sandbox import probe
 from workbench.sandbox.engine import Engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine")]
@@ -40,22 +38,10 @@ def bench(state: Path, workspace: Path) -> Bench:
     return Bench(workspace)
 
 
-def left_of(name: str) -> list[str]:
-    """Containers and volumes of a sandbox."""
-    engine, label = Engine(), f"{docker.NAME_LABEL}={name}"
-    return [str(found.get("Id") or found["Name"]) for found in (*engine.containers(label), *engine.volumes(label))]
-
-
-def keeper_name(bench: Bench) -> tuple[int, str]:
-    keeper = bench.keeper()
-    assert keeper is not None
-    return keeper.pid, keeper.name
-
-
 def test_a_whole_session_goes_as_it_does_on_shared_files_and_leaves_nothing(bench: Bench, workspace: Path) -> None:
     before = snapshot(workspace)
     assert bench.inside() == snapshot(workspace, times=False)
-    _, name = keeper_name(bench)
+    _, name = bench.running()
     assert len(left_of(name)) == 5
     assert any("copying" in line for line in bench.said)
     bench.sh(
@@ -88,46 +74,6 @@ def test_what_is_read_outside_is_what_a_running_command_has_written(bench: Bench
     assert bench.told() == {b"file": "added"}
     agent.go_on()
     agent.end()
-
-
-def test_what_a_killed_keeper_left_in_the_engine_is_read_out(bench: Bench) -> None:
-    agent = InPhases(bench, "echo kept > kept; rm README.md; phase written")
-    agent.at("written")
-    pid, name = keeper_name(bench)
-    os.kill(pid, signal.SIGKILL)
-    assert b"sandbox_lost" in agent.wait()
-    assert bench.told() == {b"kept": "added", b"README.md": "deleted"}
-    assert left_of(name) == []
-
-
-def test_a_copy_that_was_never_complete_is_dropped_and_nothing_of_it_read_out(bench: Bench) -> None:
-    bench.sh("echo kept > kept")
-    _, name = keeper_name(bench)
-    bench.stop()
-    upper = Path(bench.overlay, "upper")
-    before = snapshot(upper)
-    engine = Engine()
-    label = {docker.NAME_LABEL: name}
-    mount = replace(Layers(upper.parent / "other").mount, upper=str(upper))
-    copies = Copies(engine, name, images.available("", print, engine=engine), label, (mount,))
-    copies._make_volumes()
-    rescue(engine, name, f"{docker.NAME_LABEL}={name}", lambda: "never needed", str(upper.parent))
-    assert snapshot(upper) == before
-    docker.remove(engine, name)
-    assert left_of(name) == []
-
-
-@pytest.mark.anyio
-async def test_a_container_that_reads_and_was_lost_is_replaced(tmp_path: Path) -> None:
-    layers = Layers(tmp_path / "layers", owner=(os.getuid(), os.getgid()))
-    async with running(spec("docker", layers.mount, sharing="copied")) as inside:
-        await inside.sh("echo new > /workspace/new; rm /workspace/old")
-        Engine().remove_container(f"{inside.backend.name}-copier")
-        with pytest.raises(SandboxError):
-            await inside.backend.read_out()
-    assert (layers.upper / "new").read_text() == "new\n"
-    assert (layers.upper / "old").is_char_device()
-    assert left_of(inside.backend.name) == []
 
 
 @pytest.mark.anyio

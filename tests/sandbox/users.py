@@ -8,6 +8,7 @@ import pwd
 import re
 import secrets
 import shutil
+import signal
 import site
 import subprocess
 import sys
@@ -99,6 +100,19 @@ def _copy_dependencies(target: Path) -> None:
         seen.add(name)
 
 
+def _processes_of(uid: int) -> list[int]:
+    found = []
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{entry}").st_uid == uid and not _is_zombie(entry):
+                found.append(int(entry))
+    return found
+
+
+def _is_zombie(process: str) -> bool:
+    return Path("/proc", process, "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+
+
 @contextmanager
 def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
     """Make a user, in one more `group` where it's given; skips where that can't be done."""
@@ -129,7 +143,13 @@ def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
             pytest.skip("no Python that an ordinary user can run has what this project depends on")
         yield user
     finally:
+        uid = pwd.getpwnam(name).pw_uid
+        # A test that failed leaves keepers, which need their overlays to end well.
+        for process in _processes_of(uid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+        wait_until(lambda: not _processes_of(uid), f"the processes of {name} have ended", seconds=60)
         shutil.rmtree(directory)
-        shutil.rmtree(f"/tmp/workbench-{pwd.getpwnam(name).pw_uid}", ignore_errors=True)
+        shutil.rmtree(f"/tmp/workbench-{uid}", ignore_errors=True)
         # Another process may hold the lock of the user database.
         wait_until(lambda: not subprocess.run(["userdel", name], capture_output=True).returncode, f"{name} is removed")

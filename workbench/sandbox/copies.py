@@ -97,8 +97,15 @@ class Copies:
             whole = True
             await self._start()
         for number, mount in enumerate(self._mounts):
+            try:
+                upper = LocalStorage(os.fsencode(mount.upper))
+            except FileNotFoundError:
+                # Somebody removed the layer here: nobody wants what was in it.
+                continue
+            except OSError as error:
+                raise self._lost(f"{error.strerror}, here") from error
             request = {"do": "read", "tree": f"{_AT}/{number}/upper/tree", "whole": whole}
-            with LocalStorage(os.fsencode(mount.upper)) as upper:
+            with upper:
                 unpacker = copier.Unpacker(upper.root_fd, origins=self._origins[number])
                 try:
                     await self._send(_framed(request))

@@ -272,13 +272,13 @@ def remove(engine: Engine, name: str) -> None:
             for container in engine.containers(label):
                 engine.remove_container(str(container["Id"]))
             # What is mounted before what it is mounted on.
-            found = sorted(engine.volumes(label), key=lambda volume: not volume.get("Options"))
+            found = sorted(engine.volumes_of(name), key=lambda volume: not volume.get("Options"))
             volumes = [str(volume["Name"]) for volume in found]
             if not volumes and not engine.containers(label):
                 return
             for volume in volumes:
                 engine.remove_volume(volume)
-            if not engine.volumes(label):
+            if not engine.volumes_of(name):
                 return
         except EngineRefusedError as error:
             # 409: a removal of the same is under way, or the volume is still counted as used.

@@ -249,6 +249,14 @@ class Engine:
         filters = json.dumps({"label": [label]})
         return list(self.call("GET", "/volumes", {"filters": filters}).get("Volumes") or ())
 
+    def volumes_of(self, name: str) -> list[dict[str, Any]]:
+        """All volumes that are called `name`, or `name-` and something, as the API lists them. Raises as `call`.
+
+        A label doesn't tell: for a container whose volume is gone an engine makes another, without any.
+        """
+        found = self.call("GET", "/volumes", {"filters": json.dumps({"name": [name]})}).get("Volumes") or ()
+        return [volume for volume in found if str(volume["Name"]) == name or str(volume["Name"]).startswith(f"{name}-")]
+
     def remove_container(self, name: str) -> None:
         """Kill and remove a container with its anonymous volumes; harmless where it isn't there. Raises as `call`."""
         try:

@@ -1,0 +1,154 @@
+"""Keepers that are killed, and layers that vanish: what an engine has of its own isn't lost, and nothing of it stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bench import Bench, InPhases
+from tests.sandbox.engine_relay import engine_relay
+from tests.sandbox.support import Inside, Layers, backend_of, left_of, running, spec
+from tests.trees import make_tree, snapshot
+from tests.waiting import wait_until
+from workbench.errors import SandboxError
+from workbench.sandbox import docker, images
+from workbench.sandbox.copies import Copies, rescue
+from workbench.sandbox.engine import Engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine")]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    path = tmp_path / "w"
+    path.mkdir()
+    make_tree(path)
+    return path
+
+
+@pytest.fixture
+def bench(state: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("WORKBENCH_SHARING", "copied")
+    return Bench(workspace)
+
+
+def test_what_a_killed_keeper_left_in_the_engine_is_read_out(bench: Bench) -> None:
+    agent = InPhases(bench, "echo kept > kept; rm README.md; phase written")
+    agent.at("written")
+    pid, name = bench.running()
+    os.kill(pid, signal.SIGKILL)
+    assert b"sandbox_lost" in agent.wait()
+    assert bench.told() == {b"kept": "added", b"README.md": "deleted"}
+    assert left_of(name) == []
+
+
+@pytest.mark.parametrize("sharing", ["mounted", "copied"])
+def test_whenever_a_keeper_is_killed_the_next_command_loses_nothing_and_leaves_nothing(
+    state: Path, workspace: Path, sharing: str
+) -> None:
+    bench = Bench(workspace, sharing=sharing)
+    with engine_relay() as relay, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("DOCKER_HOST", relay.host)
+        bench.sh("echo kept > kept")
+        at_start, relay.requests = relay.requests, []
+        bench.stop()
+        at_end, relay.requests = relay.requests, []
+        wanted = {b"kept": "added"}
+        for step in at_start:
+            relay.kill_at(step)
+            with pytest.raises(SandboxError):
+                bench.sh("echo lost > lost")
+            assert relay.killed.is_set(), step
+            relay.until_quiet()
+            assert bench.told() == wanted, step
+            assert [left_of(name) for name in relay.names if left_of(name)] == [], step
+        for number, step in enumerate(at_end):
+            bench.sh(f"echo kept > kept-{number}")
+            wanted[b"kept-%d" % number] = "added"
+            relay.kill_at(step)
+            with contextlib.suppress(SandboxError):
+                bench.stop()
+            assert relay.killed.is_set(), step
+            relay.until_quiet()
+            assert bench.told() == wanted, step
+            assert [left_of(name) for name in relay.names if left_of(name)] == [], step
+
+
+def test_a_keeper_whose_overlay_was_removed_ends_and_leaves_nothing(bench: Bench, state: Path) -> None:
+    bench.sh("echo new > new")
+    pid, name = bench.running()
+    shutil.rmtree(state)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the keeper has ended", seconds=60)
+    assert left_of(name) == []
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_read_out_stays_in_the_engine_until_it_can(tmp_path: Path) -> None:
+    layers = Layers(tmp_path / "layers", owner=(os.getuid(), os.getgid()))
+    what = spec("docker", layers.mount, sharing="copied")
+    backend = backend_of(what)
+    inside = Inside(backend, await backend.start(lambda line: None))
+    assert await inside.line() == "here"
+    await inside.sh("echo new > /workspace/new")
+    layers.upper.rename(tmp_path / "aside")
+    layers.upper.write_text("no directory")
+    with pytest.raises(SandboxError):
+        await backend.stop()
+    layers.upper.unlink()
+    (tmp_path / "aside").rename(layers.upper)
+    await backend.stop()
+    assert (layers.upper / "new").read_text() == "new\n"
+    assert left_of(backend.name) == []
+
+
+def test_a_volume_that_the_engine_made_for_a_container_without_one_goes_with_it() -> None:
+    engine = Engine()
+    name = f"workbench-{secrets.token_hex(8)}"
+    body = {
+        "Image": images.available("", print, engine=engine),
+        "Cmd": ["true"],
+        "Labels": {docker.NAME_LABEL: name},
+        "HostConfig": {"Binds": [f"{name}-upper-0:/layers:rw,nocopy"]},
+    }
+    engine.call("POST", "/containers/create", {"name": f"{name}-copier"}, body)
+    assert len(left_of(name)) == 2
+    docker.remove(engine, name)
+    assert left_of(name) == []
+
+
+def test_a_copy_that_was_never_complete_is_dropped_and_nothing_of_it_read_out(bench: Bench) -> None:
+    bench.sh("echo kept > kept")
+    _, name = bench.running()
+    bench.stop()
+    upper = Path(bench.overlay, "upper")
+    before = snapshot(upper)
+    engine = Engine()
+    label = {docker.NAME_LABEL: name}
+    mount = replace(Layers(upper.parent / "other").mount, upper=str(upper))
+    copies = Copies(engine, name, images.available("", print, engine=engine), label, (mount,))
+    copies._make_volumes()
+    rescue(engine, name, f"{docker.NAME_LABEL}={name}", lambda: "never needed", str(upper.parent))
+    assert snapshot(upper) == before
+    docker.remove(engine, name)
+    assert left_of(name) == []
+
+
+@pytest.mark.anyio
+async def test_a_container_that_reads_and_was_lost_is_replaced(tmp_path: Path) -> None:
+    layers = Layers(tmp_path / "layers", owner=(os.getuid(), os.getgid()))
+    async with running(spec("docker", layers.mount, sharing="copied")) as inside:
+        await inside.sh("echo new > /workspace/new; rm /workspace/old")
+        Engine().remove_container(f"{inside.backend.name}-copier")
+        with pytest.raises(SandboxError):
+            await inside.backend.read_out()
+    assert (layers.upper / "new").read_text() == "new\n"
+    assert (layers.upper / "old").is_char_device()
+    assert left_of(inside.backend.name) == []
