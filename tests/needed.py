@@ -1,0 +1,22 @@
+"""What a test needs of its machine beside this project."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import NoReturn
+
+import pytest
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Skip, saying why; in CI, where everything can be had, fail."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason, allow_module_level=True)
+
+
+def need_program(name: str, path: str | None = None) -> None:
+    """Go on only where a program is installed, on this search path or the usual one."""
+    if shutil.which(name, path=path) is None:
+        unavailable(f"{name} isn't installed")
