@@ -17,6 +17,7 @@ import pytest
 import workbench.workspace as workspace_module
 from tests.bench import Bench
 from tests.conftest import make_tree
+from tests.needed import unavailable
 from tests.review.landing import calls, in_child, kill_at
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.trees import snapshot
@@ -424,7 +425,7 @@ def _commit_where_a_directory_became_somebody_elses(user: OrdinaryUser) -> None:
     bench = "from tests.bench import Bench; bench = Bench('w'); "
     shown = user.run(f"{bench}bench.sh({SHOWN!r}); print(bench.review()); bench.stop()", check=False)
     if "engine_unavailable" in shown.stderr:
-        pytest.skip("the docker group may not use this engine")
+        unavailable("the docker group may not use this engine")
     assert shown.returncode == 0, shown.stderr
     digest = shown.stdout.strip()
     # The plan's last step is in there.

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.needed import without_namespaces
+
 ROOT = Path(__file__).parent.parent
 
 
-def _quickstart(**environment: str) -> str:
+def _quickstart(*prefix: str, code: int = 0, **environment: str) -> str:
     prepared = Path(sys.prefix) / ".prepared-dev"
     if not prepared.exists():
         pytest.skip("the quickstart would make its own environment; tests/run has one that it takes")
     result = subprocess.run(
-        [str(ROOT / "examples" / "quickstart")],
+        [*prefix, str(ROOT / "examples" / "quickstart")],
         env={**os.environ, "WORKBENCH_VENV": sys.prefix, **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -25,7 +27,7 @@ def _quickstart(**environment: str) -> str:
         timeout=300,
         check=False,
     )
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.returncode == code, result.stdout + result.stderr
     return result.stdout + result.stderr
 
 
@@ -52,7 +54,13 @@ def test_the_quickstart_runs_the_main_job_with_an_engine(engine: None) -> None:
 
 def test_the_quickstart_runs_the_main_job_without_an_engine() -> None:
     output = _quickstart(WORKBENCH_BACKEND="namespace")
-    if "No sandbox can be started here" in output:
-        pytest.skip("this machine has no user namespaces for the namespace backend")
     _tells_the_whole_story(output)
     assert "isolate less" in output
+
+
+def test_the_quickstart_says_what_is_missing_and_stops_where_no_sandbox_can_be_started(tmp_path: Path) -> None:
+    output = _quickstart(*without_namespaces(), code=1, DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+    assert "XX  docker" in output
+    assert "XX  namespace" in output
+    assert "Nothing was done" in output
+    assert "workbench exec" not in output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Cli
+from tests.needed import need_program
 
 PORT = 18473
 
@@ -36,8 +36,7 @@ def docker_setup() -> list[str]:
 def neighbour(engine: None, request: pytest.FixtureRequest) -> int:
     """The port of a web server on the host's loopback."""
     command = request.getfixturevalue("docker_compose_command").split()
-    if shutil.which(command[0]) is None:
-        pytest.skip("neither docker-compose nor docker's compose plugin is here")
+    need_program(command[0])
     services = request.getfixturevalue("docker_services")
     services.wait_until_responsive(timeout=30, pause=0.1, check=_answers)
     return PORT

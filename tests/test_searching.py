@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bench import Bench
+from tests.needed import need_program
 from workbench import searching
 from workbench.errors import OptionsError
 from workbench.protocol.commands import Command
@@ -36,8 +37,7 @@ SEARCH_PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]
 @pytest.fixture(scope="module")
 def search_path() -> Iterator[None]:
     """With ripgrep on the search path: the one installed for development, or the system's."""
-    if shutil.which("rg", path=SEARCH_PATH) is None:
-        pytest.skip("ripgrep isn't installed")
+    need_program("rg", SEARCH_PATH)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", SEARCH_PATH)
         yield

@@ -30,6 +30,20 @@ def test_they_stop_a_command_that_ignores_them_and_the_sandbox(prompt: Prompt) -
     assert not os.path.lexists(prompt.overlay() / "keeper")
 
 
+def test_they_do_so_however_long_the_second_takes_and_whatever_empty_lines_come_between(prompt: Prompt) -> None:
+    counting = "trap '' INT; n=0; while :; do n=$((n + 1)); echo $n; sleep 0.1; done"
+    with _opened(prompt, "sh", "-c", counting) as shown:
+        shown.expect(b"1\r\n")
+        shown.type(b"\r" + INTERRUPT)
+        shown.expect(rb"\^C")
+        for _ in range(15):
+            shown.expect(rb"\d\r\n")
+        shown.type(b"\r \r" + INTERRUPT + b"\r")
+        shown.expect(b"stopping the command and the sandbox")
+        assert shown.wait() > 128
+    assert not os.path.lexists(prompt.overlay() / "keeper")
+
+
 def test_they_leave_alone_what_the_first_one_ended(prompt: Prompt) -> None:
     with _opened(prompt, "sh", "-c", "echo go; sleep 1000") as shown:
         shown.expect(b"go\r\n")

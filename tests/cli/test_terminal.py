@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.conftest import Prompt
 from tests.cli.terminals import END_OF_FILE, INTERRUPT, SUSPEND, Terminal, terminal
+from tests.needed import need_program
 from tests.waiting import wait_until
 
 _PROMPT = b"ready> $"
@@ -263,8 +264,7 @@ def test_an_interrupt_while_nothing_runs_yet_or_any_more_is_quiet(prompt: Prompt
 
 
 def test_a_person_in_tmux_has_it_as_in_any_terminal(prompt: Prompt, tmp_path: object) -> None:
-    if subprocess.run(["sh", "-c", "command -v tmux"], capture_output=True, check=False).returncode:
-        pytest.skip("tmux isn't installed")
+    need_program("tmux")
     socket = ["tmux", "-S", f"{tmp_path}/tmux", "-f", "/dev/null"]
 
     def screen() -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.conftest import Prompt, leftovers
 from tests.conftest import git_in
+from tests.needed import need_program, unavailable
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.trees import make_tree, snapshot
 from tests.waiting import wait_until
@@ -26,12 +27,11 @@ def team() -> Iterator[str]:
     """A group of this machine."""
     if os.geteuid() != 0:
         pytest.skip("making a group takes root")
-    if shutil.which("groupadd") is None:
-        pytest.skip("groupadd isn't installed")
+    need_program("groupadd")
     name = f"wbteam{secrets.token_hex(4)}"
     made = subprocess.run(["groupadd", name], capture_output=True, text=True, check=False)
     if made.returncode:
-        pytest.skip(f"groupadd fails: {made.stderr.strip()}")
+        unavailable(f"groupadd fails: {made.stderr.strip()}")
     try:
         yield name
     finally:
@@ -44,7 +44,7 @@ def user(engine: None, team: str) -> Iterator[OrdinaryUser]:
     try:
         grp.getgrnam("docker")
     except KeyError:
-        pytest.skip("the engine's socket has no group called docker")
+        unavailable("the engine's socket has no group called docker")
     with ordinary_user(f"docker,{team}") as made:
         may = subprocess.run(
             ["docker", "version"],
@@ -55,7 +55,7 @@ def user(engine: None, team: str) -> Iterator[OrdinaryUser]:
             check=False,
         )
         if may.returncode:
-            pytest.skip("the docker group may not use this engine")
+            unavailable("the docker group may not use this engine")
         repo = made.directory / "repo"
         make_tree(repo)
         git = git_in(repo)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
+from tests.needed import need_program
 from tests.sandbox.places import Place, a_place
 
 
@@ -15,7 +15,7 @@ def either_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """An overlay for a sandbox of either backend."""
     if request.param == "docker":
         request.getfixturevalue("engine")
-    elif shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap isn't installed")
+    else:
+        need_program("bwrap")
     with a_place(request.param) as place:
         yield place

@@ -8,9 +8,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import anyio
 import pytest
 
+from tests.needed import need_program
 from tests.sandbox.support import spec
 from workbench.errors import SandboxError
-from workbench.sandbox import namespace, probe
+from workbench.sandbox import probe
 from workbench.sandbox.backend import Limits, OverlayMount
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.leftovers import OVERLAY_LABEL
@@ -75,10 +76,7 @@ class TestNamespaceWithBubblewrap(_Kept):
 
     @pytest.fixture(autouse=True)
     def _installed(self) -> None:
-        try:
-            namespace._bubblewrap("bubblewrap")
-        except SandboxError as error:
-            pytest.skip(error.message)
+        need_program("bwrap")
 
 
 class TestWhatWasPicked(_Kept):

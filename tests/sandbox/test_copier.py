@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -348,40 +349,54 @@ def test_the_program_fills_a_tree_and_reads_out_what_changed_in_it(source: Path,
         assert process.wait(timeout=30) == 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_cannot_be_read_is_there_closed_and_counted(source: Path, tmp_path: Path) -> None:
-    (source / "empty").chmod(0)
-    stream = Stream()
-    with contextlib.closing(Root(source)) as root:
-        packer = copier.Packer(root.fd, layer=False)
-        packer.pack(copier.FrameWriter(stream.send), {})
-    assert packer.unreadable == 1
-    (source / "empty").chmod(0o600)
+class TestAsAnOrdinaryUser:
+    """Whom modes keep out; root becomes one for it."""
 
+    @pytest.fixture
+    def tmp_path(self) -> Iterator[Path]:
+        """A directory of the user's own, not below the test runner's, which nobody else may enter."""
+        user = os.geteuid() or 12345
+        path = Path(tempfile.mkdtemp(prefix="workbench-copier-"))
+        os.chown(path, user, -1)
+        before = os.geteuid()
+        os.seteuid(user)
+        try:
+            yield path
+        finally:
+            os.seteuid(before)
+            shutil.rmtree(path)
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root enters every directory")
-def test_what_is_closed_in_a_layer_of_our_own_comes_through_and_stays_closed(source: Path, target: Path) -> None:
-    (source / "dir" / "below" / "file").chmod(0)
-    (source / "dir" / "below").chmod(0o400)
-    (source / "dir").chmod(0)
-    copy(source, target)
-    for root in (source, target):
-        for path, mode in (("dir", 0), ("dir/below", 0o400), ("dir/below/file", 0)):
-            assert stat.S_IMODE((root / path).stat().st_mode) == mode, path
-            (root / path).chmod(0o700)
-    assert (target / "dir" / "below" / "file").read_bytes() == bytes(range(256)) * 3000
+    def test_what_cannot_be_read_is_there_closed_and_counted(self, source: Path, tmp_path: Path) -> None:
+        (source / "empty").chmod(0)
+        stream = Stream()
+        with contextlib.closing(Root(source)) as root:
+            packer = copier.Packer(root.fd, layer=False)
+            packer.pack(copier.FrameWriter(stream.send), {})
+        assert packer.unreadable == 1
+        (source / "empty").chmod(0o600)
 
+    def test_what_is_closed_in_a_layer_of_our_own_comes_through_and_stays_closed(
+        self, source: Path, target: Path
+    ) -> None:
+        (source / "dir" / "below" / "file").chmod(0)
+        (source / "dir" / "below").chmod(0o400)
+        (source / "dir").chmod(0)
+        copy(source, target)
+        for root in (source, target):
+            for path, mode in (("dir", 0), ("dir/below", 0o400), ("dir/below/file", 0)):
+                assert stat.S_IMODE((root / path).stat().st_mode) == mode, path
+                (root / path).chmod(0o700)
+        assert (target / "dir" / "below" / "file").read_bytes() == bytes(range(256)) * 3000
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root enters every directory")
-def test_closed_directories_are_written_in_and_closed_again(source: Path, target: Path) -> None:
-    copy(source, target)
-    known = settle(source)
-    (source / "dir" / "below" / "file").write_text("changed")
-    (target / "dir" / "below").chmod(0)
-    (target / "dir").chmod(0o100)
-    copy(source, target, known)
-    assert stat.S_IMODE((target / "dir").stat().st_mode) == 0o100
-    (target / "dir").chmod(0o700)
-    assert stat.S_IMODE((target / "dir" / "below").stat().st_mode) == 0
-    (target / "dir" / "below").chmod(0o700)
-    assert (target / "dir" / "below" / "file").read_text() == "changed"
+    def test_closed_directories_are_written_in_and_closed_again(self, source: Path, target: Path) -> None:
+        copy(source, target)
+        known = settle(source)
+        (source / "dir" / "below" / "file").write_text("changed")
+        (target / "dir" / "below").chmod(0)
+        (target / "dir").chmod(0o100)
+        copy(source, target, known)
+        assert stat.S_IMODE((target / "dir").stat().st_mode) == 0o100
+        (target / "dir").chmod(0o700)
+        assert stat.S_IMODE((target / "dir" / "below").stat().st_mode) == 0
+        (target / "dir" / "below").chmod(0o700)
+        assert (target / "dir" / "below" / "file").read_text() == "changed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import anyio.to_thread
 import pytest
 from anyio.abc import ByteStream, UNIXSocketStream
 
+from tests.needed import need_program
 from tests.sandbox.places import Place, a_place
 from tests.sandbox.supervised import SOURCE, alive, prefix
 from tests.waiting import until
@@ -27,15 +27,13 @@ from workbench.sandbox import frames, keeper, runtime
 from workbench.sandbox.backend import SandboxSpec
 from workbench.sandbox.client import KeeperClient
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap isn't installed"),
-]
+pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
 def place() -> Iterator[Place]:
+    need_program("bwrap")
     with a_place("namespace") as place:
         yield place
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from tests.needed import need_program
 from tests.sandbox.support import Layers, backend_of, running, spec
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from workbench.errors import OptionsError, SandboxError
@@ -46,8 +47,8 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(params=["bubblewrap", "plain"])
 def runtime(request: pytest.FixtureRequest) -> str:
     """What confines the sandbox."""
-    if request.param == "bubblewrap" and not namespace._bubblewrap(""):
-        pytest.skip("bubblewrap isn't installed")
+    if request.param == "bubblewrap":
+        need_program("bwrap")
     return str(request.param)
 
 

@@ -76,6 +76,16 @@ async def test_what_worked_is_remembered_for_as_long_as_nothing_changes(tmp_path
 
 
 @pytest.mark.usefixtures("namespaces_work")
+async def test_what_no_longer_works_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await probe.probe_namespace(WHAT, str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(namespace, "_PATH", "/nonexistent")
+        assert (await probe.probe_namespace(WHAT, str(tmp_path))).ok
+        assert not (await probe.probe_namespace(WHAT, str(tmp_path), fresh=True)).ok
+        assert not (await probe.probe_namespace(WHAT, str(tmp_path))).ok
+
+
+@pytest.mark.usefixtures("namespaces_work")
 async def test_a_memory_that_cannot_be_read_is_reported_and_made_anew(tmp_path: Path) -> None:
     (tmp_path / "probe.json").write_text("{")
     heard: list[str] = []

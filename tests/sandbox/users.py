@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import workbench
+from tests.needed import need_program, unavailable
 from tests.waiting import wait_until
 
 
@@ -118,13 +119,12 @@ def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
     """Make a user, in one more `group` where it's given; skips where that can't be done."""
     if os.geteuid() != 0:
         pytest.skip("making a user takes root")
-    if shutil.which("useradd") is None:
-        pytest.skip("useradd isn't installed")
+    need_program("useradd")
     name = f"wbtest{secrets.token_hex(4)}"
     groups = ["--groups", group] if group else []
     made = subprocess.run(["useradd", "--no-create-home", *groups, name], capture_output=True, text=True, check=False)
     if made.returncode:
-        pytest.skip(f"useradd fails: {made.stderr.strip()}")
+        unavailable(f"useradd fails: {made.stderr.strip()}")
     directory = Path(tempfile.mkdtemp(prefix="workbench-user-"))
     try:
         # The checkout may be in a directory that only root can enter.
@@ -140,7 +140,7 @@ def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
             _copy_dependencies(directory / "source")
             user = next(filter(_works, users), None)
         if user is None:
-            pytest.skip("no Python that an ordinary user can run has what this project depends on")
+            unavailable("no Python that an ordinary user can run has what this project depends on")
         yield user
     finally:
         uid = pwd.getpwnam(name).pw_uid

@@ -10,9 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
+from tests.needed import unavailable
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "suites"
@@ -20,13 +19,6 @@ FULL = os.environ.get("WORKBENCH_SUITES") == "full"
 
 _ONE_LINE = re.compile(r"^deb(?=\s)", re.MULTILINE)
 _DEB822 = re.compile(r"^Types:.*$", re.MULTILINE)
-
-
-def unavailable(reason: str) -> NoReturn:
-    """Skip, saying why; in CI, where everything can be had, fail."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason, allow_module_level=True)
 
 
 def run(argv: Sequence[str | Path], what: str, cwd: Path | None = None) -> str:

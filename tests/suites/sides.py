@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench import Bench
-from tests.suites.fetched import CACHE, Apt, unavailable
+from tests.needed import unavailable
+from tests.suites.fetched import CACHE, Apt
 from workbench.sandbox.backend import Limits
 
 IMAGE = "workbench-tests/suites:1"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shutil
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -161,7 +160,7 @@ def _engine(info: EngineInfo) -> Iterator[FindingReport]:
 
 
 async def _namespace(state: StateDirectory, spec: SandboxSpec, findings: list[FindingReport]) -> None:
-    bwrap = shutil.which("bwrap")
+    bwrap = namespace.bubblewrap()
     found = f"bubblewrap at {bwrap}" if bwrap else "no bubblewrap: it is done without"
     findings.append(FindingReport(topic="namespace", state=OK, finding=found))
     for path, (wanted, meaning) in _KNOBS.items():
@@ -205,7 +204,7 @@ def _print(report: DoctorReport) -> None:
     _print_leftovers(report.leftovers)
     print()
     if report.picked is None:
-        print(f"No sandbox can be started here: {report.why}")
+        print(f"{output.bold('Picked')} nothing: {report.why}")
     else:
         print(f"{output.bold('Picked')} {report.picked}: {report.why}")
 

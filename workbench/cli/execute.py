@@ -139,8 +139,10 @@ def execute(
     """Run a command in the sandbox; nothing of the workspace changes, unless you say --commit success.
 
     Its output streams, its exit code is the exit code; the workbench's own are 124 (timeout), 125
-    (before it ran), 126 (not executable) and 127 (not found). ^C stops the command, twice also the sandbox (in a
-    terminal in which something else was typed before: three times).
+    (before it ran), 126 (not executable) and 127 (not found).
+
+    ^C stops the command; where it lives on, a second one stops it and the sandbox. Where you have typed something to a
+    program in a terminal, two may be meant for it: then it takes three within a second.
     """
     context = Context(workspace, session, json, quiet)
     if interactive and not detach:
@@ -193,7 +195,10 @@ def shell(
     session: SessionOption = "default",
     quiet: QuietOption = False,
 ) -> None:
-    """Open an interactive shell in the sandbox; nothing of the workspace changes."""
+    """Open an interactive shell in the sandbox; nothing of the workspace changes.
+
+    ^C and every other key is for what runs in it; `exit` ends it, and workbench stop in another terminal.
+    """
     wanted = asked.command(_SHELL, with_tty=asked.wants_tty(None))
     context = Context(workspace, session, quiet=quiet)
     chosen = limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)

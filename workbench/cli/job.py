@@ -30,6 +30,7 @@ Keys = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
 
 _LONGEST_NAME = 100
 _INTERRUPT = b"\x03"
+_EMPTY_LINES = b" \r\n"
 _AT_ONCE_S = 1.0
 _PATIENCE_S = 0.5
 
@@ -78,9 +79,9 @@ async def run(
 ) -> CommandResult:
     """Run a command to its end with this process's streams, terminal and signals; `as_json` keeps the output back.
 
-    A command with a terminal gets every key, ^C too. Where it lives on after two, both it and the sandbox are stopped, as
-    without a terminal; where something else was typed before, after three; a shell (`is_shell`) is left alone. What is
-    typed goes through `keys` first, where it's given.
+    A command with a terminal gets every key, ^C too. Where it lives on after a second, both it and the sandbox are
+    stopped, as without a terminal; where something else was typed before, after three at once; a shell (`is_shell`) is
+    left alone. What is typed goes through `keys` first, where it's given.
     """
     job = await client.spawn(wanted)
     result: CommandResult | None = None
@@ -130,20 +131,23 @@ async def _pass_signals(
 
 
 async def _watched(keys: AsyncIterator[bytes], stop: Callable[[], object]) -> AsyncIterator[bytes]:
-    """Pass keys on; call `stop` once, after two ^C within a second.
+    """Pass keys on; call `stop` once, after the second ^C.
 
-    After three where something else was typed before: then two may well be meant for the program, which is being used.
+    Where something else was typed before, after three within a second: two may well be meant for the program, which is
+    being used. The empty lines of somebody who waits are no use of it.
     """
-    needed = 2
+    used = False
     pressed: list[float] = []
     async for data in keys:
         yield data
         now = anyio.current_time()
-        if data.strip(_INTERRUPT):
-            needed, pressed = 3, []
-        pressed = [at for at in pressed if now - at < _AT_ONCE_S]
-        pressed += [now] * (len(data) - len(data.rstrip(_INTERRUPT)))
-        if len(pressed) >= needed:
+        keystrokes = data.rstrip(_INTERRUPT + _EMPTY_LINES)
+        if keystrokes:
+            used, pressed = True, []
+        pressed += [now] * data.count(_INTERRUPT, len(keystrokes))
+        if used:
+            pressed = [at for at in pressed if now - at < _AT_ONCE_S]
+        if len(pressed) >= (3 if used else 2):
             stop()
             break
     async for data in keys:

@@ -163,7 +163,7 @@ class NamespaceBackend:
             said = self.stderr.decode("utf-8", "replace").strip()
             await self._undo()
             raise SandboxError(
-                f"The namespace sandbox can't be started: {said or 'it ended without a word'}",
+                f"The namespace sandbox can't be started: {said.rstrip('.') or 'it ended without a word'}.",
                 code="backend_unavailable",
                 hint=_hint(),
             ) from error
@@ -239,7 +239,7 @@ class NamespaceBackend:
             files.append(_memory_file(stack, data))
             return files[-1]
 
-        bwrap = _bubblewrap(self._spec.runtime)
+        bwrap = bubblewrap(self._spec.runtime)
         if bwrap:
             options = namespace_root.bubblewrap_options(self._spec, _options_of(bwrap), keep)
             listed = keep(b"".join(os.fsencode(option) + b"\0" for option in options))
@@ -319,7 +319,7 @@ def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
     return file
 
 
-def _bubblewrap(runtime: str) -> str:
+def bubblewrap(runtime: str = "") -> str:
     """Where bubblewrap is, empty where it isn't installed or isn't wanted. Raises OptionsError, SandboxError."""
     if runtime not in _RUNTIMES:
         raise OptionsError(

@@ -223,8 +223,8 @@ async def probe_docker(
         result = replace(result, reason=both)
     if result.ok:
         result = replace(result, details=(*result.details, *_unenforced(info)))
-        if result.sharing == spec.sharing or not info.local:
-            _remember(state_directory, result, key, report)
+    if not result.ok or result.sharing == spec.sharing or not info.local:
+        _remember(state_directory, result, key, report)
     return result
 
 
@@ -238,8 +238,7 @@ async def probe_namespace(
         return known
     owner = spec.uid if os.geteuid() == 0 else os.geteuid()
     result = await _probe(spec, state_directory, lambda s: NamespaceBackend(s, source=_CYCLE), owner)
-    if result.ok:
-        _remember(state_directory, result, key, report)
+    _remember(state_directory, result, key, report)
     return result
 
 
@@ -277,8 +276,12 @@ async def _probe(
         with overlay.lock():
             _fill(lower, nonce)
             if os.geteuid() == 0:
-                for path in (lower, overlay.upper_path):
-                    _give(path, spec.uid, spec.gid)
+                try:
+                    for path in (lower, overlay.upper_path):
+                        _give(path, spec.uid, spec.gid)
+                except OSError as error:
+                    problem = f"This root can't give files to user {spec.uid}: {error.strerror}."
+                    return ProbeResult(spec.backend, False, problem)
             mount = OverlayMount(lower, overlay.upper_path, overlay.work_path, FALLBACK)
             labels = {**spec.labels, OVERLAY_LABEL: directory}
             backend = make(replace(spec, mounts=(mount,), labels=labels))
@@ -435,6 +438,10 @@ def _remembered(state_directory: str, backend: str, key: str, report: Report) ->
 
 def _remember(state_directory: str, result: ProbeResult, key: str, report: Report) -> None:
     # Only what worked: what didn't may have been put right by the next time.
-    entry = _Entry(key=key, details=result.details, reason=result.reason, sharing=result.sharing)
-    passed = {**_read(state_directory, report).passed, result.backend: entry}
-    write_json(os.path.join(state_directory, _FILE), _Cache(passed=passed))
+    before = _read(state_directory, report).passed
+    passed = {backend: entry for backend, entry in before.items() if backend != result.backend}
+    if result.ok:
+        entry = _Entry(key=key, details=result.details, reason=result.reason, sharing=result.sharing)
+        passed[result.backend] = entry
+    if passed != before:
+        write_json(os.path.join(state_directory, _FILE), _Cache(passed=passed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +14,7 @@ import anyio
 import pytest
 import trustme
 
+from tests.needed import need_program
 from tests.sandbox.egress.servers import HOST, Server, serving
 from tests.sandbox.supervised import UID
 from tests.sandbox.support import IMAGE
@@ -79,8 +79,8 @@ def sandbox(kind: str, request: pytest.FixtureRequest) -> Iterator[Open]:
     backend, way = kind.split("-")
     if backend == "docker":
         request.getfixturevalue("engine")
-    elif shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap isn't installed")
+    else:
+        need_program("bwrap")
     directory = Path(tempfile.mkdtemp(prefix="workbench-test-"))
     directory.chmod(0o755)
     (directory / "lower").mkdir()

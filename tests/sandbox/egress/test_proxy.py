@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import struct
 import threading
@@ -11,6 +10,7 @@ import anyio
 import pytest
 import trustme
 
+from tests.needed import need_program
 from tests.sandbox.egress.conftest import Open, events
 from tests.sandbox.egress.servers import HOST, Server, raw_server
 from tests.waiting import until
@@ -484,8 +484,7 @@ async def test_a_frozen_sandbox_goes_on_where_it_was(sandbox: Open, server: Serv
 async def test_curl_goes_through_the_proxy_by_http_and_https_and_nowhere_past_it(
     sandbox: Open, server: Server, secure: Server, authority: trustme.CA
 ) -> None:
-    if shutil.which("curl") is None:
-        pytest.skip("curl isn't installed")
+    need_program("curl")
     async with sandbox(server.place, secure.place) as inside:
         await inside.client.write_file("authority.pem", authority.cert_pem.bytes())
         curl = ("curl", "-sS", "--cacert", "authority.pem")
