@@ -425,6 +425,17 @@ def test_a_very_deep_tree_is_walked_and_removed(tmp_path: Path) -> None:
         assert not fs.exists("top")
 
 
+def test_names_alone_are_those_that_come_with_details(links: OverlayFileSystem, overlay: Overlay) -> None:
+    overlay.mkdir(b"empty")
+    for withdirs in (False, True):
+        assert links.find("/", withdirs=withdirs) == sorted(links.find("/", withdirs=withdirs, detail=True))
+    for pattern in ("/**", "/*", "/**/", "/src/*", "/to-*", "/to-dir/*", "/**/x", "/dangling", "/gone"):
+        assert links.glob(pattern) == sorted(links.glob(pattern, detail=True)), pattern
+    named = [(here, directories, files) for here, directories, files in links.walk("/")]
+    assert named == [(here, list(below), list(files)) for here, below, files in links.walk("/", detail=True)]
+    assert links.find("/", detail=True)["/src/main.py"]["size"] == 8
+
+
 def test_walks_are_those_of_fsspec(fs: OverlayFileSystem) -> None:
     assert list(fs.walk("")) == [
         ("/", ["src"], ["README.md"]),

@@ -71,8 +71,11 @@ class OverlayFileSystem(AbstractFileSystem):
         shown, at = self._entry(path)
         return self._describe(shown, at, self.overlay.stat(at))
 
-    def ls(self, path: Any, detail: bool = True, **_: Any) -> list[Any]:
-        """The entries of a directory, sorted bytewise, or a file alone; as dicts, or with `detail=False` as paths."""
+    def ls(self, path: Any, detail: bool = True, *, described: bool = True, **_: Any) -> list[Any]:
+        """The entries of a directory, sorted bytewise, or a file alone; as dicts, or with `detail=False` as paths.
+
+        Unless `described`, dicts have the name and the type alone, for which no entry is looked at.
+        """
         shown = self._strip_protocol(path)
         at = face_paths.target(self.overlay, _encoded(shown))
         if self.overlay.stat(at).kind is not Kind.DIR:
@@ -80,10 +83,12 @@ class OverlayFileSystem(AbstractFileSystem):
         found: list[Any] = []
         for name, kind in self.overlay.entries(at):
             child = _child(shown, face_paths.decode(name))
-            if detail:
+            if not detail:
+                found.append(child)
+            elif described:
                 found.extend(self._listed(child, paths.join(at, name), kind))
             else:
-                found.append(child)
+                found.append({"name": child, "type": _TYPES.get(kind, "other")})
         return found
 
     def walk(
@@ -94,6 +99,7 @@ class OverlayFileSystem(AbstractFileSystem):
         on_error: str | Callable[[OSError], object] = "omit",
         *,
         detail: bool = False,
+        described: bool | None = None,
         **_: Any,
     ) -> Iterator[tuple[str, Any, Any]]:
         """As fsspec's own, to any depth."""
@@ -106,7 +112,7 @@ class OverlayFileSystem(AbstractFileSystem):
                 yield here, *done
                 continue
             try:
-                listing = self.ls(here)
+                listing = self.ls(here, described=detail if described is None else described)
             except OSError as error:
                 if callable(on_error):
                     on_error(error)
@@ -124,6 +130,17 @@ class OverlayFileSystem(AbstractFileSystem):
                 waiting.append((here, depth, (below, files)))
             if maxdepth is None or depth < maxdepth:
                 waiting.extend((_child(here, name), depth + 1, None) for name in reversed(list(below)))
+
+    def find(
+        self, path: Any, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
+    ) -> Any:
+        """As fsspec's own."""
+        # What it passes on reaches `ls`.
+        return super().find(path, maxdepth, withdirs, detail, **{"described": detail, **options})
+
+    def glob(self, path: Any, maxdepth: int | None = None, **options: Any) -> Any:
+        """As fsspec's own."""
+        return super().glob(path, maxdepth, described=bool(options.get("detail")), **options)
 
     def exists(self, path: Any, **_: Any) -> bool:
         """Whether a path leads to anything; a symlink that leads nowhere, or out of the overlay, doesn't."""

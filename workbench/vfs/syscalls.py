@@ -115,7 +115,29 @@ def _how(flags: int, mode: int, resolve: int) -> _OpenHow:
     return _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
 
 
-def _openat2(dir_fd: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
+@cache
+def _has_openat2() -> bool:
+    found = _openat2_function()(_OPENAT2, _AT_FDCWD, b"/", _how(os.O_PATH, 0, 0), _HOW_SIZE)
+    if found >= 0:
+        os.close(found)
+        return True
+    code = ctypes.get_errno()
+    # EPERM: a seccomp filter that doesn't know the call.
+    if code in (errno.ENOSYS, errno.EPERM):
+        return False
+    raise OSError(code, os.strerror(code))
+
+
+def openat2(dir_fd: int, path: bytes, flags: int, mode: int = 0, resolve: int = RESOLVE_CONFINED) -> int:
+    """Open `path` relative to `dir_fd` with the kernel's own restrictions on how it's resolved.
+
+    `flags` are `os.O_*` (O_CLOEXEC is added), `mode` counts with O_CREAT only, `resolve` are RESOLVE_* bits. Where the
+    kernel or a filter lacks the call, the path is walked component by component: no symlink is followed, and `..` is
+    refused, whatever `resolve` says. Returns a file descriptor that the caller closes. Raises OSError: ELOOP for a
+    symlink (ENOTDIR from the walk), EXDEV for a mount point or a way out, and whatever open(2) raises.
+    """
+    if not _has_openat2():
+        return _walk(dir_fd, path, flags, mode, same_mount=bool(resolve & RESOLVE_NO_XDEV))
     if b"\0" in path:
         raise ValueError("embedded null byte")
     how = _how(flags, mode if flags & (os.O_CREAT | os.O_TMPFILE) else 0, resolve)
@@ -127,31 +149,6 @@ def _openat2(dir_fd: int, path: bytes, flags: int, mode: int, resolve: int) -> i
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))
-
-
-@cache
-def _has_openat2() -> bool:
-    try:
-        os.close(_openat2(_AT_FDCWD, b"/", os.O_PATH, 0, 0))
-    except OSError as error:
-        # EPERM: a seccomp filter that doesn't know the call.
-        if error.errno in (errno.ENOSYS, errno.EPERM):
-            return False
-        raise
-    return True
-
-
-def openat2(dir_fd: int, path: bytes, flags: int, mode: int = 0, resolve: int = RESOLVE_CONFINED) -> int:
-    """Open `path` relative to `dir_fd` with the kernel's own restrictions on how it's resolved.
-
-    `flags` are `os.O_*` (O_CLOEXEC is added), `mode` counts with O_CREAT only, `resolve` are RESOLVE_* bits. Where the
-    kernel or a filter lacks the call, the path is walked component by component: no symlink is followed, and `..` is
-    refused, whatever `resolve` says. Returns a file descriptor that the caller closes. Raises OSError: ELOOP for a
-    symlink (ENOTDIR from the walk), EXDEV for a mount point or a way out, and whatever open(2) raises.
-    """
-    if _has_openat2():
-        return _openat2(dir_fd, path, flags, mode, resolve)
-    return _walk(dir_fd, path, flags, mode, same_mount=bool(resolve & RESOLVE_NO_XDEV))
 
 
 def try_openat2(dir_fd: int, path: bytes, flags: int) -> int:

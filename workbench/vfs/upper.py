@@ -124,13 +124,16 @@ class LocalUpper(LocalStorage):
         """As `layers.Upper.look`. Raises OverlayError (layer_unsupported) as `check_entry`, of directories."""
         return self._look_down(path) if above is None else self._look_from(above, path)
 
-    def _look_down(self, path: bytes) -> Found:
+    def _look_down(self, path: bytes, *, missing: bool = False) -> Found:
+        """As `look`, of a path that there may be nothing at, or is known to be `missing`."""
         names = paths.parts(path)
         lower = True
         here = self.root_fd
         try:
             for depth, name in enumerate(names, start=1):
                 last = depth == len(names)
+                if last and missing:
+                    return Found(None, depth - 1, lower, lower)
                 entry = syscalls.try_openat2(here, name, _LOOK) if last else _enter(here, name)
                 if entry < 0:
                     return Found(None, depth - 1, lower, lower)
@@ -191,7 +194,7 @@ class LocalUpper(LocalStorage):
         except OSError:
             return self.look(path)
         if looked < 0:
-            return self.look(path)
+            return self._look_down(path, missing=True)
         try:
             status = os.fstat(looked)
             if not stat_module.S_ISREG(status.st_mode):
