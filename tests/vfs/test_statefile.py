@@ -7,7 +7,7 @@ import pytest
 
 from workbench.errors import StateError
 from workbench.protocol.records import MountRecord, OverlayRecord
-from workbench.vfs.statefile import read_json, write_json
+from workbench.vfs.statefile import make_directory, read_json, write_json
 
 RECORD = OverlayRecord(session="s", mounts=(MountRecord(name="v", backend="docker", boot_id="b", epoch_ns=2**62),))
 
@@ -78,3 +78,15 @@ def test_a_good_file_that_replaced_a_corrupt_one_meanwhile_is_read(
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_json(str(tmp_path / "record.json"), OverlayRecord)
+
+
+def test_a_directory_is_made_with_what_is_missing_above_it_for_its_owner_alone(tmp_path: Path) -> None:
+    make_directory(str(tmp_path / "a" / "b" / "c"))
+    for path in ("a", "a/b", "a/b/c"):
+        assert (tmp_path / path).stat().st_mode & 0o777 == 0o700
+    (tmp_path / "a").chmod(0o755)
+    make_directory(str(tmp_path / "a"))
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o755
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError):
+        make_directory(str(tmp_path / "link" / "below"))

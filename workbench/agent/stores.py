@@ -1,10 +1,29 @@
-"""Where sessions are kept between processes."""
+"""Where sessions are kept between processes: the protocol, in memory, and in files."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from typing import Protocol, TypeVar, runtime_checkable
 
+import anyio.to_thread
+
+from workbench.agent.locks import FileLocker, Locker
+from workbench.errors import StateError, StoreError
+from workbench.protocol.session_ids import file_name
 from workbench.protocol.sessions import SessionDetail, SessionSummary
+from workbench.vfs import paths
+from workbench.vfs.statefile import make_directory, read_json, sync_directory, write_json
+
+_Summary = TypeVar("_Summary", bound=SessionSummary)
+_FILE = "session.json"
+_REMOVED = ".removed-"
+
+_logger = logging.getLogger("workbench.agent")
 
 
 class SessionStore(Protocol):
@@ -12,6 +31,7 @@ class SessionStore(Protocol):
 
     async def list(self) -> tuple[SessionSummary, ...]:
         """All sessions. Raises StoreError."""
+        ...
 
     async def load(self, id: str) -> SessionDetail | None:
         """One session, None where there is none. Raises StoreError."""
@@ -21,3 +41,138 @@ class SessionStore(Protocol):
 
     async def delete(self, id: str) -> None:
         """Remove a session; one that isn't there is none to remove. Raises StoreError."""
+
+
+@runtime_checkable
+class LockedStore(SessionStore, Protocol):
+    """A store that several processes use: who reads a session and writes it changed holds its lock meanwhile."""
+
+    @property
+    def locker(self) -> Locker: ...
+
+
+class MemorySessionStore:
+    """As long as the process lives."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, SessionDetail] = {}
+
+    async def list(self) -> tuple[SessionSummary, ...]:
+        """As `SessionStore.list`, in order of id; raises nothing."""
+        return tuple(summary_of(session) for _, session in sorted(self._sessions.items()))
+
+    async def load(self, id: str) -> SessionDetail | None:
+        """As `SessionStore.load`; raises nothing."""
+        session = self._sessions.get(id)
+        return None if session is None else session.model_copy(deep=True)
+
+    async def save(self, session: SessionDetail) -> None:
+        """As `SessionStore.save`; raises nothing."""
+        self._sessions[session.id] = session.model_copy(deep=True)
+
+    async def delete(self, id: str) -> None:
+        """As `SessionStore.delete`; raises nothing."""
+        self._sessions.pop(id, None)
+
+
+class FileSessionStore:
+    """`sessions/<id>/session.json` in a directory, replaced whole; safe for use by several processes.
+
+    A file that can't be read is set aside as `session.json.corrupt-<n>` and logged: its session is as if it had never been.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """`directory` is made where it's missing, once it's needed."""
+        self._sessions = os.path.join(os.path.abspath(directory), "sessions")
+        self.locker = FileLocker(os.path.join(self._sessions, ".locks"))
+
+    async def list(self) -> tuple[SessionSummary, ...]:
+        """As `SessionStore.list`, in order of the directories' names. Raises StoreError."""
+        with _store_errors():
+            return await anyio.to_thread.run_sync(self._list)
+
+    async def load(self, id: str) -> SessionDetail | None:
+        """As `SessionStore.load`. Raises StoreError, OptionsError for what can't be an id."""
+        name = file_name(id)
+        with _store_errors():
+            session = await anyio.to_thread.run_sync(self._read, name, SessionDetail)
+        return session if session is not None and session.id == id else None
+
+    async def save(self, session: SessionDetail) -> None:
+        """As `SessionStore.save`; on disk when it returns. Raises StoreError."""
+        name = file_name(session.id)
+        with _store_errors():
+            await anyio.to_thread.run_sync(self._save, name, session)
+
+    async def delete(self, id: str) -> None:
+        """As `SessionStore.delete`, with everything in the session's directory. Raises StoreError, OptionsError."""
+        name = file_name(id)
+        with _store_errors():
+            await anyio.to_thread.run_sync(self._delete, name)
+        self.locker.forget(id)
+
+    def _list(self) -> tuple[SessionSummary, ...]:
+        try:
+            names = sorted(os.listdir(self._sessions))
+        except FileNotFoundError:
+            return ()
+        for name in names:
+            if name.startswith(_REMOVED):
+                # Whoever deletes it may be doing so at this moment.
+                shutil.rmtree(os.path.join(self._sessions, name), ignore_errors=True)
+        found = (self._listed(name) for name in names if not name.startswith("."))
+        return tuple(session for session in found if session is not None)
+
+    def _listed(self, name: str) -> SessionSummary | None:
+        try:
+            return self._read(name, SessionSummary)
+        except OSError as error:
+            _logger.warning("The session in %s can't be read: %s.", self._shown(name), error.strerror)
+            return None
+
+    def _read(self, name: str, model: type[_Summary]) -> _Summary | None:
+        path = os.path.join(self._sessions, name, _FILE)
+        try:
+            return read_json(path, model)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except StateError as error:
+            _logger.warning("The session in %s can't be read. %s", self._shown(name), error.hint)
+            return None
+
+    def _shown(self, name: str) -> str:
+        return paths.display(os.fsencode(os.path.join(self._sessions, name)))
+
+    def _save(self, name: str, session: SessionDetail) -> None:
+        directory = os.path.join(self._sessions, name)
+        if not os.path.isdir(directory):
+            make_directory(directory)
+            sync_directory(self._sessions)
+        write_json(os.path.join(directory, _FILE), session)
+
+    def _delete(self, name: str) -> None:
+        aside = os.path.join(self._sessions, f"{_REMOVED}{secrets.token_hex(8)}")
+        try:
+            os.rename(os.path.join(self._sessions, name), aside)
+        except FileNotFoundError:
+            return
+        sync_directory(self._sessions)
+        # It's out of use; what can't be removed now is tried again by the next list.
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def summary_of(session: SessionSummary) -> SessionSummary:
+    """What a list shows of a session."""
+    return SessionSummary(**{name: getattr(session, name) for name in SessionSummary.model_fields})
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = f" at {paths.display(os.fsencode(error.filename))}" if error.filename else ""
+        raise StoreError(
+            f"The store of sessions can't be used{where}: {error.strerror}.",
+            hint="Look at the disk, and at the permissions of its directory.",
+        ) from error

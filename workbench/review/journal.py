@@ -45,10 +45,10 @@ from workbench.review.landed import (
     data,
     state_of_record,
     state_record,
-    sync_directory,
     text,
 )
 from workbench.review.pending import PENDING
+from workbench.vfs.statefile import sync_directory
 
 VERSION = 1
 _RESTORED = ".restored"

@@ -14,6 +14,7 @@ from workbench.checkpoints.manifest import Base, Certainty
 from workbench.errors import CommitError, StateError
 from workbench.review.changeset import Change, ChangeKind, State
 from workbench.vfs import paths
+from workbench.vfs.statefile import sync_directory
 from workbench.vfs.storage import Kind
 
 _LANDED = "landed.json"
@@ -276,12 +277,3 @@ def base_of_record(fields: Sequence[Any]) -> Base:
         bytes.fromhex(handle),
         blob,
     )
-
-
-def sync_directory(path: str) -> None:
-    """Bring a directory's entries onto the disk. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -15,11 +15,12 @@ from workbench.review.bases import Restored, content_id, look, look_at, steps_of
 from workbench.review.changeset import State
 from workbench.review.directories import DirectoryTimes, open_parent, rename_new
 from workbench.review.journal import Action, Intent, Journal, Operation, add_restored, clear_pending, restored
-from workbench.review.landed import Committed, mark_unsettled, save, sync_directory, text
+from workbench.review.landed import Committed, mark_unsettled, save, text
 from workbench.review.staging import ELSEWHERE, Staging
 from workbench.review.trees import change_mode, move_tree, remove_tree
 from workbench.vfs import paths, syscalls
 from workbench.vfs.local import LocalStorage
+from workbench.vfs.statefile import sync_directory
 from workbench.vfs.storage import Kind
 
 _MOST_OPEN = 256

@@ -1,25 +1,32 @@
-"""Public helpers for tests: conformance suites for storages, overlays and sandboxes, and freezing.
+"""Public helpers for tests: conformance suites, and freezing.
 
-`StorageContract`, `OverlayContract` and `SandboxContract` are classes that pytest collects once they're subclassed, and
-need nothing but pytest's `tmp_path`; with `pytest.register_assert_rewrite("workbench.testing")` in your conftest.py their
-failures show the values. `freeze` makes an overlay's whole content its lower layer.
+`StorageContract`, `OverlayContract`, `SandboxContract`, `HistoryContract`, `LockerContract` and `SessionStoreContract` are
+classes that pytest collects once they're subclassed, and need nothing but pytest's `tmp_path`; with
+`pytest.register_assert_rewrite("workbench.testing")` in your conftest.py their failures show the values. `freeze` makes an
+overlay's whole content its lower layer.
 """
 
 from __future__ import annotations
 
 from workbench.testing.freezing import freeze
+from workbench.testing.history_contract import HistoryContract
+from workbench.testing.locker_contract import LockerContract
 from workbench.testing.overlay_contract import OverlayContract
 from workbench.testing.sandbox_contract import SandboxContract, SandboxLayers
+from workbench.testing.session_store_contract import SessionStoreContract
 from workbench.testing.storage_contract import StorageContract
 from workbench.testing.trees import Directory, File, Link, Tree
 
 __all__ = [
     "Directory",
     "File",
+    "HistoryContract",
     "Link",
+    "LockerContract",
     "OverlayContract",
     "SandboxContract",
     "SandboxLayers",
+    "SessionStoreContract",
     "StorageContract",
     "Tree",
     "freeze",

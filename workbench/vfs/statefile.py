@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -43,6 +44,28 @@ def write_file(path: str, content: bytes) -> None:
         os.fsync(dir_fd)
     finally:
         os.close(dir_fd)
+
+
+def make_directory(path: str) -> None:
+    """Make a directory for its owner alone, with what is missing above it; one that is there stays. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        try:
+            os.mkdir(path, 0o700)
+        except FileNotFoundError:
+            above = os.path.dirname(path)
+            if above in ("", path):
+                raise
+            make_directory(above)
+            os.mkdir(path, 0o700)
+
+
+def sync_directory(path: str) -> None:
+    """Bring a directory's entries onto the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def read_json(path: str, model: type[_Model]) -> _Model:
