@@ -16,10 +16,10 @@ from workbench.protocol.sessions import ApprovalRequest, SessionSummary
 
 
 class Event(Frozen):
-    """What every event has; `seq` counts from 1 per session, and is 0 until it has been published."""
+    """What every event has. `seq` counts from 1 per session; until it's published it's 0, and `session_id` empty."""
 
     seq: int = 0
-    session_id: str
+    session_id: str = ""
     run_id: str | None = None
     at: AwareDatetime = Field(default_factory=now)
 

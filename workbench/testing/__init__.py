@@ -3,7 +3,7 @@
 `StorageContract`, `OverlayContract`, `SandboxContract`, `HistoryContract`, `LockerContract` and `SessionStoreContract` are
 classes that pytest collects once they're subclassed, and need nothing but pytest's `tmp_path`; with
 `pytest.register_assert_rewrite("workbench.testing")` in your conftest.py their failures show the values. `freeze` makes an
-overlay's whole content its lower layer.
+overlay's whole content its lower layer. `ScriptedModel` answers from a script of `Turn`s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from workbench.testing.history_contract import HistoryContract
 from workbench.testing.locker_contract import LockerContract
 from workbench.testing.overlay_contract import OverlayContract
 from workbench.testing.sandbox_contract import SandboxContract, SandboxLayers
+from workbench.testing.scripted_model import ScriptedModel, Turn
 from workbench.testing.session_store_contract import SessionStoreContract
 from workbench.testing.storage_contract import StorageContract
 from workbench.testing.trees import Directory, File, Link, Tree
@@ -26,8 +27,10 @@ __all__ = [
     "OverlayContract",
     "SandboxContract",
     "SandboxLayers",
+    "ScriptedModel",
     "SessionStoreContract",
     "StorageContract",
     "Tree",
+    "Turn",
     "freeze",
 ]

@@ -1,0 +1,59 @@
+"""One session's events: numbered, and handed to whoever listens, in order."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from workbench.protocol.disposer import Disposer
+from workbench.protocol.events import SessionEvent
+
+Listener = Callable[[SessionEvent], None]
+
+
+class EventChannel:
+    """Numbers the events of one session from `seq + 1` on, and delivers each to all listeners before the next."""
+
+    def __init__(self, session_id: str, *, seq: int = 0, logger: logging.Logger) -> None:
+        self._session_id = session_id
+        self._seq = seq
+        self._logger = logger
+        self._listeners: dict[int, Listener] = {}
+        self._next_listener = 0
+        self._waiting: deque[SessionEvent] = deque()
+        self._delivering = False
+
+    def subscribe(self, listener: Listener) -> Disposer:
+        """Call `listener` with each event from now on; one that raises is logged, the others still get the event."""
+        key = self._next_listener
+        self._next_listener += 1
+        self._listeners[key] = listener
+        return Disposer(lambda: self._unsubscribe(key))
+
+    def publish(self, event: SessionEvent, *, run_id: str | None = None) -> SessionEvent:
+        """Number an event and deliver it; returns it as it was delivered."""
+        self._seq += 1
+        event = event.model_copy(
+            update={"seq": self._seq, "session_id": self._session_id, "run_id": run_id or event.run_id}
+        )
+        self._waiting.append(event)
+        # A listener may cause events itself: they come after this one for everybody.
+        if not self._delivering:
+            self._delivering = True
+            try:
+                while self._waiting:
+                    self._deliver(self._waiting.popleft())
+            finally:
+                self._delivering = False
+        return event
+
+    def _deliver(self, event: SessionEvent) -> None:
+        for listener in tuple(self._listeners.values()):
+            try:
+                listener(event)
+            except Exception:
+                self._logger.exception("a listener of session %s failed", self._session_id)
+
+    def _unsubscribe(self, key: int) -> None:
+        self._listeners.pop(key, None)

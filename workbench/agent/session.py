@@ -1,0 +1,447 @@
+"""One conversation: its runs, one at a time, and what is kept between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+from pydantic import TypeAdapter, ValidationError
+
+from workbench.agent.channel import EventChannel, Listener
+from workbench.agent.execution import Execution, Intake
+from workbench.agent.history import History, MemoryHistory, RewindableHistory
+from workbench.agent.locks import LocalLocker, Locker
+from workbench.agent.options import SessionOptions
+from workbench.agent.prompt import create_message, new_id
+from workbench.agent.run import Run, RunStream
+from workbench.agent.state import SessionState
+from workbench.agent.tasks import spawn
+from workbench.errors import (
+    HistoryNotRewindableError,
+    MessageExistsError,
+    ModelNotFoundError,
+    OptionsError,
+    RewindError,
+    SessionBusyError,
+    SessionClosedError,
+    WorkbenchError,
+)
+from workbench.models.base import LanguageModel
+from workbench.protocol.disposer import Disposer
+from workbench.protocol.events import SessionEvent, SessionRewound, SessionUpdated
+from workbench.protocol.messages import ChatMessage, ImageAttachment, now
+from workbench.protocol.runs import RunOptions
+from workbench.protocol.sessions import Rewound, SessionDetail, SessionId, SessionSummary
+
+if TYPE_CHECKING:
+    from workbench.agent.models import ModelRegistry
+
+_DEFAULT_OPTIONS = SessionOptions()
+_LOCK_SECONDS = 1.0
+_session_id: TypeAdapter[str] = TypeAdapter(SessionId)
+
+
+class AgentSession:
+    """One conversation.
+
+    Safe for concurrent use; runs of one id are serialised by the Locker, so a fresh object per request is fine while
+    History and Locker are shared. Does I/O only through its History, its Locker and its model. Leaving its `async with`
+    closes it.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        history: History,
+        locker: Locker,
+        model: LanguageModel | str | None = None,
+        models: ModelRegistry | None = None,
+        workspace: str = "",
+        system_prompt: str | None = None,
+        options: SessionOptions = _DEFAULT_OPTIONS,
+        detail: SessionDetail | None = None,
+        guard: Callable[[], None] | None = None,
+        seq: int = 0,
+    ) -> None:
+        """`model`: a name is looked up in `models`, None is its default.
+
+        For what keeps sessions: `detail` is the session as it was stored; where `model` is None, its model is looked up
+        when a run needs it. `guard` is asked before each run, and vetoes by raising SessionGuardError. Events are numbered
+        from `seq + 1` on. Raises ModelNotFoundError, OptionsError.
+        """
+        try:
+            _session_id.validate_python(id)
+        except ValidationError:
+            raise OptionsError("A session's id has 1 to 256 characters.") from None
+        self._models = models
+        self._own_model = None if model is None or isinstance(model, str) else model
+        self._history = history
+        self._locker = locker
+        self._options = options
+        self._guard = guard
+        self._runs: list[Run] = []
+        self._closed = False
+        self._changing = False
+        if detail is not None and model is None:
+            name = detail.model
+        else:
+            name = self._own_model.info.id if self._own_model is not None else self._registered(model).info.id
+        self._state = SessionState(id=id, workspace=workspace, model=name, system_prompt=system_prompt)
+        if detail is not None:
+            self._restore(detail)
+        self._channel = EventChannel(id, seq=seq, logger=options.logger)
+
+    @classmethod
+    def local(
+        cls,
+        *,
+        id: str,
+        model: LanguageModel,
+        history: History | None = None,
+        locker: Locker | None = None,
+        workspace: str = "",
+        system_prompt: str | None = None,
+        options: SessionOptions = _DEFAULT_OPTIONS,
+    ) -> Self:
+        """MemoryHistory and LocalLocker where none are given: one process, tests."""
+        return cls(
+            id=id,
+            model=model,
+            history=history if history is not None else MemoryHistory(),
+            locker=locker if locker is not None else LocalLocker(),
+            workspace=workspace,
+            system_prompt=system_prompt,
+            options=options,
+        )
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._state.id
+
+    @property
+    def model(self) -> str:
+        """The id of the model of its next run."""
+        return self._state.model
+
+    @property
+    def workspace(self) -> str:
+        """What it works on, as its prompt names it."""
+        return self._state.workspace
+
+    @property
+    def is_running(self) -> bool:
+        """From the start of a run until its lock is free."""
+        return bool(self._runs)
+
+    def summary(self) -> SessionSummary:
+        """What a list shows of it."""
+        return SessionSummary(**self._fields())
+
+    def detail(self) -> SessionDetail:
+        """All of it; what the receiver changes of it changes nothing."""
+        state = self._state
+        detail = SessionDetail(
+            **self._fields(),
+            system_prompt=state.system_prompt,
+            messages=state.messages,
+            pending=tuple(state.pending),
+        )
+        return detail.model_copy(deep=True)
+
+    def touch(self) -> None:
+        """It counts as active now."""
+        self._state.updated_at = now()
+
+    def subscribe(self, listener: Listener) -> Disposer:
+        """Call `listener` with each event, in `seq` order; it must not block.
+
+        One that raises is logged, the others still get the event.
+        """
+        return self._channel.subscribe(listener)
+
+    def publish(self, event: SessionEvent) -> None:
+        """Number an event and deliver it like any other; for what keeps sessions, adapters and tests."""
+        self._channel.publish(event)
+
+    async def rename(self, title: str) -> None:
+        """Give it another title. Raises OptionsError, StoreError."""
+        if not title.strip():
+            raise OptionsError("A title needs at least one visible character.")
+        await self._change(title=title.strip())
+
+    async def set_model(self, model: str) -> None:
+        """Use another model from the next run on. Raises ModelNotFoundError, StoreError."""
+        if self._own_model is None or self._own_model.info.id != model:
+            self._registered(model)
+        await self._change(model=model)
+
+    async def set_system_prompt(self, prompt: str) -> None:
+        """Use another system prompt from the next run on. Raises StoreError."""
+        await self._change(system_prompt=prompt)
+
+    async def reset(self) -> None:
+        """Empty the transcript. Raises SessionBusyError, HistoryNotRewindableError, StoreError."""
+        if self._busy():
+            raise _busy("reset")
+        first = self._state.messages[0].id if self._state.messages else ""
+        try:
+            await self._take_back(first, lambda messages: 0)
+        except RewindError as error:
+            raise SessionBusyError(error.message, hint=error.hint) from None
+
+    async def rewind(self, message_id: str) -> Rewound:
+        """Remove a user message and all after it, persist, emit.
+
+        Raises RewindError (`message_not_found`, `invalid_rewind_target`, `session_busy`), HistoryNotRewindableError,
+        StoreError.
+        """
+        if self._busy():
+            raise RewindError("A run is in progress.", code="session_busy", hint="Cancel it, or wait for its end.")
+
+        def target(messages: Sequence[ChatMessage]) -> int:
+            for index, message in enumerate(messages):
+                if message.id == message_id:
+                    if message.role != "user":
+                        raise RewindError(
+                            "Only a message of the user's can be taken back.", code="invalid_rewind_target"
+                        )
+                    return index
+            raise RewindError(f"The session has no message {message_id}.", code="message_not_found")
+
+        return await self._take_back(message_id, target)
+
+    def cancel(self) -> bool:
+        """Cancel every run of this object; False where there is none."""
+        cancelled = [run.cancel() for run in self._runs]
+        return any(cancelled)
+
+    def start(self, input: str, *, images: Sequence[ImageAttachment] = (), message_id: str | None = None) -> Run:
+        """Announce the message and begin.
+
+        Raises SessionBusyError (it never waits), SessionGuardError, MessageExistsError, SessionClosedError, OptionsError.
+        """
+        if self._closed:
+            raise _closed()
+        if self._busy():
+            raise _busy("begin another")
+        message = self._message(input, images, message_id)
+        self._ask_guard()
+        run = Run(new_id("run"), message.id)
+        execution = self._execution(run, Intake(message=message, announced=True))
+        execution.announce()
+        spawn(execution, name=f"run {run.id}")
+        return run
+
+    def run(self, text: str, *, images: Sequence[ImageAttachment] = (), message_id: str | None = None) -> RunStream:
+        """Like start(), but waits its turn at the Locker. Raises nothing: a veto, a bad message, a lost lock are `error` and
+        `end`."""
+        return self.run_with_options(text, RunOptions(), images=images, message_id=message_id)
+
+    def run_with_options(
+        self,
+        text: str,
+        options: RunOptions,
+        *,
+        images: Sequence[ImageAttachment] = (),
+        message_id: str | None = None,
+    ) -> RunStream:
+        """As run(), with what this run does otherwise."""
+        message, veto = None, None
+        try:
+            message = self._message(text, images, message_id)
+            # Later ones of the same id must fail also while this one waits.
+            self._state.taken.add(message.id)
+        except WorkbenchError as error:
+            veto = error
+        return self._stream(Intake(message=message, options=options, veto=veto), message.id if message else message_id)
+
+    def run_with_messages(self, messages: Sequence[ChatMessage]) -> RunStream:
+        """Exactly these messages (a system message among them is an `error`). History is neither read nor written."""
+        veto: WorkbenchError | None = None
+        if not messages:
+            veto = OptionsError("A run needs at least one message.")
+        elif any(message.role == "system" for message in messages):
+            veto = OptionsError("The session adds the system prompt itself: none may be among the messages.")
+        return self._stream(
+            Intake(messages=tuple(message.model_copy(deep=True) for message in messages), veto=veto), None
+        )
+
+    async def close(self) -> None:
+        """Cancel its runs, and wait for them and for the threads of tools that were given up. From any task; once is enough."""
+        self._closed = True
+        self.cancel()
+        for run in tuple(self._runs):
+            await run.wait_finished()
+        await self._state.threads.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.close()
+
+    def _restore(self, detail: SessionDetail) -> None:
+        state = self._state
+        state.title = detail.title
+        state.tenant_id = detail.tenant_id
+        state.usage = detail.usage
+        state.messages = detail.messages
+        state.created_at, state.updated_at = detail.created_at, detail.updated_at
+        state.workspace = state.workspace or detail.workspace
+        if state.system_prompt is None:
+            state.system_prompt = detail.system_prompt
+
+    def _fields(self) -> dict[str, Any]:
+        state = self._state
+        return {
+            "id": state.id,
+            "title": state.title,
+            "workspace": state.workspace,
+            "model": state.model,
+            "is_running": self.is_running,
+            "message_count": len(state.messages),
+            "usage": state.usage,
+            "tenant_id": state.tenant_id,
+            "created_at": state.created_at,
+            "updated_at": state.updated_at,
+        }
+
+    def _registered(self, name: LanguageModel | str | None) -> LanguageModel:
+        if self._models is None:
+            raise ModelNotFoundError(
+                f"There is no model {name}." if name else "The session has no model.",
+                code="model_not_found" if name else "no_default_model",
+                hint="Give the session a model, or a registry with one.",
+            )
+        assert name is None or isinstance(name, str)
+        return self._models.get(name)
+
+    def _current_model(self) -> LanguageModel:
+        if self._own_model is not None and self._own_model.info.id == self._state.model:
+            return self._own_model
+        return self._registered(self._state.model)
+
+    def _busy(self) -> bool:
+        return self.is_running or self._changing
+
+    def _message(self, text: str, images: Sequence[ImageAttachment], message_id: str | None) -> ChatMessage:
+        """The user's message. Raises MessageExistsError, OptionsError."""
+        if not text.strip() and not images:
+            raise OptionsError("A message needs text or an image.")
+        message = create_message("user", text, images=images)
+        if message_id is None:
+            return message
+        if not message_id:
+            raise OptionsError("A message's id has at least one character.")
+        known = {one.id for one in (*self._state.messages, *self._state.pending)}
+        if message_id in self._state.taken or message_id in known:
+            raise MessageExistsError(
+                f"The session has, or had, a message {message_id} already.",
+                hint="Use an id of its own for each message.",
+            )
+        return message.model_copy(update={"id": message_id})
+
+    def _ask_guard(self) -> None:
+        if self._guard is not None:
+            self._guard()
+
+    def _stream(self, intake: Intake, message_id: str | None) -> RunStream:
+        deadline = anyio.current_effective_deadline()
+        run = RunStream(new_id("run"), message_id)
+        veto: WorkbenchError | None = _closed() if self._closed else intake.veto
+        if veto is None:
+            try:
+                self._ask_guard()
+            except WorkbenchError as error:
+                veto = error
+        execution = self._execution(
+            run,
+            Intake(
+                message=intake.message, messages=intake.messages, options=intake.options, veto=veto, deadline=deadline
+            ),
+        )
+        if deadline == float("-inf"):
+            # The caller has been cancelled already.
+            run.cancel()
+        spawn(execution, name=f"run {run.id}")
+        return run
+
+    def _execution(self, run: Run, intake: Intake) -> Execution:
+        self._runs.append(run)
+        return Execution(
+            run,
+            intake,
+            state=self._state,
+            history=self._history,
+            locker=self._locker,
+            model=self._current_model,
+            options=self._options,
+            channel=self._channel,
+            finished=self._runs.remove,
+            updated=self._updated,
+        )
+
+    def _updated(self) -> None:
+        self._channel.publish(SessionUpdated(session=self.summary()))
+
+    async def _change(self, **values: Any) -> None:
+        """Persist where the history keeps sessions, then change this object, then say so."""
+        values["updated_at"] = now()
+        if isinstance(self._history, RewindableHistory):
+            await self._history.change(self.id, lambda before: before.model_copy(update=values))
+        for name, value in values.items():
+            setattr(self._state, name, value)
+        self._updated()
+
+    async def _take_back(self, message_id: str, target: Callable[[Sequence[ChatMessage]], int]) -> Rewound:
+        """Remove the messages from the index on that `target` finds, in the history and here."""
+        history = self._history
+        if not isinstance(history, RewindableHistory):
+            raise HistoryNotRewindableError("The history of this session is append-only.")
+        before = 0
+
+        def cut(detail: SessionDetail) -> SessionDetail:
+            nonlocal before
+            before = len(detail.messages)
+            kept = detail.messages[: target(detail.messages)]
+            return detail.model_copy(update={"messages": kept, "message_count": len(kept), "updated_at": now()})
+
+        self._changing = True
+        try:
+            detail = await self._under_lock(lambda: history.change(self.id, cut))
+        finally:
+            self._changing = False
+        self._state.messages, self._state.updated_at = detail.messages, detail.updated_at
+        rewound = Rewound(removed=before - len(detail.messages), messages=detail.messages)
+        surviving = rewound.model_copy(deep=True).messages
+        self._channel.publish(SessionRewound(message_id=message_id, removed=rewound.removed, messages=surviving))
+        self._updated()
+        return rewound
+
+    async def _under_lock(self, change: Callable[[], Any]) -> SessionDetail:
+        """`change` while no run of this session goes on anywhere. Raises RewindError (`session_busy`)."""
+        held = False
+        with anyio.CancelScope(deadline=anyio.current_time() + _LOCK_SECONDS) as scope:
+            async with self._locker.lock(self.id):
+                held = True
+                scope.deadline = float("inf")
+                with anyio.CancelScope(shield=True):
+                    detail: SessionDetail = await change()
+        if not held:
+            raise RewindError("A run is in progress.", code="session_busy", hint="Wait for its end.")
+        return detail
+
+
+def _busy(what: str) -> SessionBusyError:
+    return SessionBusyError(f"A run is in progress: can't {what}.", hint="Cancel it, or wait for its end.")
+
+
+def _closed() -> SessionClosedError:
+    return SessionClosedError("The session is closed.", hint="Open it again.")
