@@ -113,14 +113,15 @@ def write_patch(lines: Iterable[bytes]) -> None:
             sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
         return
-    coloured = colours()
+    in_colour = colours()
     for chunk in lines:
         for line in chunk.splitlines():
             shown = visible(line)
-            print(_coloured(shown) if coloured else shown)
+            print(coloured(shown) if in_colour else shown)
 
 
-def _coloured(line: str) -> str:
+def coloured(line: str) -> str:
+    """A line of a patch in the colours that git gives one."""
     if line.startswith(
         ("diff ", "index ", "--- ", "+++ ", "new file", "deleted file", "rename ", "similarity", "old mode", "new mode")
     ):
@@ -133,6 +134,18 @@ def _coloured(line: str) -> str:
 
 def dim(line: str) -> str:
     return f"{_DIM}{line}{_RESET}" if colours() else line
+
+
+def cyan(line: str) -> str:
+    return f"{_CYAN}{line}{_RESET}" if colours() else line
+
+
+def red(line: str) -> str:
+    return f"{_RED}{line}{_RESET}" if colours() else line
+
+
+def green(line: str) -> str:
+    return f"{_GREEN}{line}{_RESET}" if colours() else line
 
 
 def bold(line: str) -> str:
