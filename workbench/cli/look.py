@@ -25,6 +25,7 @@ from workbench.cli.report import diff_report, status_report
 from workbench.cli.travel import difference
 from workbench.errors import CommitError
 from workbench.protocol.records import ShownRecord
+from workbench.protocol.reports import DiffReport
 from workbench.review import diff as rendering
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath
 from workbench.vfs import paths
@@ -88,8 +89,8 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
     if not changes.changes:
         print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
     else:
-        print("Next: workbench diff                see the changes")
-        print("      workbench review              decide which of them may land")
+        print("Next: workbench review              look at the changes, and decide which may land")
+        print("      workbench diff                see them all as a patch")
         if status.conflicts:
             print("      workbench merge               bring those into the overlay, to be reviewed with the rest")
         else:
@@ -125,6 +126,9 @@ def diff(
     accepted: Annotated[
         bool, typer.Option("--accepted", metavar="", help="Only what `workbench review` accepted.")
     ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", metavar="", help="Print the JSON schema of what --json prints, and end.")
+    ] = False,
     include: IncludeOption = None,
     old: Annotated[
         str, typer.Option("--from", metavar="ID", help="Show instead what changed in the overlay since a checkpoint.")
@@ -143,6 +147,9 @@ def diff(
 
     The full diff is what a following `workbench commit` on this terminal lands.
     """
+    if schema:
+        output.write_schema(DiffReport)
+        return
     context = Context(workspace, session, json, quiet)
     form = "digest" if digest_only else "stat" if stat else "name-status" if name_status else "patch"
     look = Look.of(words=word_diff, columns=side_by_side)
@@ -207,7 +214,7 @@ def require_accepted(workspace: Workspace) -> ShownRecord:
         raise CommitError(
             "Nothing is accepted.",
             code="digest_required",
-            hint="See what was decided with `workbench review`, and accept with --accept PATH.",
+            hint="Decide with `workbench review`; without a terminal with its --accept PATH.",
         )
     return kept
 

@@ -94,6 +94,11 @@ def write_json(report: Frozen) -> None:
     _write_json(report.model_dump_json())
 
 
+def write_schema(report: type[Frozen]) -> None:
+    """The JSON schema of a report on stdout; the same model gives the same bytes."""
+    print(json.dumps(report.model_json_schema(mode="serialization"), indent=2, sort_keys=True))
+
+
 def write_json_list(reports: Iterable[Frozen]) -> None:
     """As `write_json`, a list of reports."""
     _write_json(f"[{','.join(report.model_dump_json() for report in reports)}]")
