@@ -132,7 +132,7 @@ class Landing:
 
     def require_unasked(self, changes: ChangeSet) -> None:
         """Raise CommitError (policy_waits) where something of it may only land after a review; OptionsError."""
-        if asked := policy.judge(changes, policy.load()).asked:
+        if asked := policy.judge(changes, policy.load(self._session)).asked:
             raise CommitError(
                 f"{_count(len(asked), 'path')} of it may only land after a review, so all of it waits.",
                 code="policy_waits",
@@ -162,9 +162,9 @@ class Landing:
                 f"{_count(len(changes.risky), 'path')} would make a host run code or lead out of the workspace.",
                 code="risky_paths",
                 paths=[change.path for change in changes.risky],
-                hint="Look at them in `workbench diff`, then say `--allow-risky`.",
+                hint="Look at them in `workbench review`, then say `--allow-risky`.",
             )
-        policy.require_allowed(changes, policy.load(), in_working_tree=in_working_tree)
+        policy.require_allowed(changes, policy.load(self._session), in_working_tree=in_working_tree)
         self._merging.require_resolved(changes)
         return reviewed.manifest, changes
 

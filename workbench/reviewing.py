@@ -10,6 +10,7 @@ from workbench.errors import CommitError
 from workbench.protocol.records import SelectionRecord, ShownRecord
 from workbench.review import decisions
 from workbench.review.changeset import ChangeSet, Included
+from workbench.review.comments import Comments
 from workbench.review.decisions import Review
 from workbench.review.selection import selected
 from workbench.review.shown import ShownDigests
@@ -30,6 +31,8 @@ class Reviewing:
         self._store = store
         self._shown = shown
         self._compare = compare
+        self.comments = Comments(overlay_path)
+        """What a person has to say to the agent."""
 
     def begin(self, checkpoint: str, included: Included | None = None) -> Review:
         """The review of a checkpoint's changes, with what was decided before of those that are the same.
@@ -58,6 +61,10 @@ class Reviewing:
             included = decisions.included_record(review.included)
             self._shown.add(accepted.digest, accepted.checkpoint, terminal, record, included)
         return accepted
+
+    def save(self, review: Review) -> None:
+        """Keep the decisions of a review that isn't at its end: until `keep` nothing is accepted. Raises OSError."""
+        decisions.save(self._overlay_path, review.record(""))
 
     def accepted(self) -> ShownRecord | None:
         """What was accepted, None where nothing was or it has landed. Raises OSError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -34,7 +35,7 @@ from workbench.errors import CommitError, OptionsError
 from workbench.review.changeset import ChangeKind, ChangeSet, Included, Left
 from workbench.review.compare import change_set
 from workbench.review.decisions import Review, Verdict
-from workbench.review.hunks import NamedHunk, derived, named_hunks
+from workbench.review.hunks import NamedHunk, derived, editable, edited, named_hunks
 from workbench.review.landed import Committed, unsettled
 from workbench.review.order import Group, group_of, in_order
 from workbench.review.selection import Selection, selected
@@ -196,6 +197,77 @@ def test_any_accepted_hunks_give_what_git_makes_of_them(
     finally:
         landing.close()
         shutil.rmtree(base)
+
+
+def with_counts(hunk: NamedHunk, lines: tuple[bytes, ...]) -> NamedHunk:
+    """A hunk with other lines, as a patch has it."""
+    count = sum(not line.startswith(b"-") for line in lines)
+    start = hunk.hunk.new_start - bool(hunk.hunk.new_count) + bool(count)
+    return replace(hunk, hunk=replace(hunk.hunk, lines=lines, new_start=start, new_count=count))
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts, texts, st.data())
+def test_edited_hunks_give_what_git_makes_of_the_edited_patch(old: bytes, new: bytes, data: st.DataObject) -> None:
+    base = Path(tempfile.mkdtemp())
+    landing = Landing(base)
+    try:
+        landing.write("lower", b"f", old)
+        landing.write("upper", b"f", new)
+        changes = landing.review()[1].changes
+        hunks = named_hunks(changes[0], landing.lower, landing.store) if changes else ()
+        instead: dict[str, tuple[bytes, ...]] = {}
+        for hunk in hunks:
+            lines: list[bytes] = []
+            for line in hunk.hunk.lines:
+                if line.startswith(b"+"):
+                    lines += data.draw(st.sampled_from([[line], [], [b"+edited\n", line]]))
+                elif line.startswith(b"-"):
+                    lines.append(data.draw(st.sampled_from([line, b" " + line[1:]])))
+                else:
+                    lines.append(line)
+            asked = editable(with_counts(hunk, tuple(lines)))
+            instead[hunk.id] = edited(hunk, b"# what to do\n" + asked)
+            assert instead[hunk.id] == tuple(lines)
+        wanted = [with_counts(hunk, instead[hunk.id]) for hunk in hunks]
+        some = [hunk for hunk in wanted if any(not line.startswith(b" ") for line in hunk.hunk.lines)]
+        assert derived(old, hunks, (), instead) == git_applied(landing, old, some)
+    finally:
+        landing.close()
+        shutil.rmtree(base)
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["a modified file", "a new file"])
+def test_an_edited_hunk_lands_and_the_rest_of_the_agents_version_stays(landing: Landing, is_new: bool) -> None:
+    if not is_new:
+        landing.write("lower", b"f", text())
+    landing.write("upper", b"f", text((3, b"FOUR")), 0o644)
+    manifest, changes = landing.review()
+    review = Review(changes, Included(), landing.lower, landing.store)
+    (hunk,) = review.hunks(changes.changes[0])
+    review.edit_part(changes.changes[0], hunk, edited(hunk, editable(hunk).replace(b"+FOUR", b"+VIER")))
+    assert review.verdict(changes.changes[0]) is Verdict.PART
+    _, rest = land_and_settle(landing, manifest, pick(landing, changes, review.selection()))
+    assert landing.read(b"f") == text((3, b"VIER"))
+    land_the_rest(landing, rest)
+    assert landing.read(b"f") == text((3, b"FOUR"))
+
+
+def test_two_parts_may_not_be_edited_to_change_the_same_line(landing: Landing) -> None:
+    landing.write("lower", b"f", text())
+    landing.write("upper", b"f", text((3, b"FOUR"), (5, b"SIX")))
+    changes = landing.review()[1]
+    review = Review(changes, Included(), landing.lower, landing.store)
+    (change,) = changes.changes
+    (hunk,) = review.hunks(change)
+    for part, is_refused in zip(hunk.parts, (False, True), strict=True):
+        lines = edited(part, editable(part).replace(b" five\n", b"-five\n+fuenf\n"))
+        with pytest.raises(OptionsError) if is_refused else contextlib.nullcontext():
+            review.edit_part(change, part, lines)
+    assert set(review.decision(change).edits) == {hunk.parts[0].id}
+    # What is decided anew is no longer edited.
+    review.decide_part(change, hunk, True)
+    assert not review.decision(change).edits
 
 
 # What depends on what

@@ -28,7 +28,7 @@ def run(directory: str, *arguments: str, stdin: bytes = b"") -> bytes:
     if program is None:
         raise CheckpointError("git isn't installed.", hint="Install it: checkpoints are packed together by git.")
     found = subprocess.run(
-        [program, *arguments], env=_environment(directory), input=stdin, capture_output=True, cwd="/", check=False
+        [program, *arguments], env=environment(directory), input=stdin, capture_output=True, cwd="/", check=False
     )
     if found.returncode:
         said = found.stderr.decode(errors="replace").strip()
@@ -41,7 +41,8 @@ def run(directory: str, *arguments: str, stdin: bytes = b"") -> bytes:
     return found.stdout
 
 
-def _environment(directory: str) -> dict[str, str]:
+def environment(directory: str) -> dict[str, str]:
+    """The environment that git runs in, on the repository at `directory`."""
     settings = {
         "core.hooksPath": "/dev/null",
         "core.fsmonitor": "false",

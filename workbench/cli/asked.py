@@ -90,4 +90,4 @@ def say_how_it_ended(result: CommandResult, changes: int | None, *, quiet: bool,
     if result.stopped_processes:
         output.say(f"ended {result.stopped_processes} of its processes that were still running")
     if changes:
-        output.say(f"{output.count(changes, 'file')} changed: workbench diff, workbench commit")
+        output.say(f"{output.count(changes, 'file')} changed: workbench review")

@@ -218,7 +218,7 @@ def _print_landed(context: Context, landed: Landed, rest: str) -> None:
     say_ended(landed.ended)
     if landed.left.shown:
         stay = "stays" if len(landed.left.shown) == 1 else "stay"
-        output.say(f"{output.count(len(landed.left.shown), rest)} {stay} in the overlay: workbench diff")
+        output.say(f"{output.count(len(landed.left.shown), rest)} {stay} in the overlay: workbench review")
     print_left(landed.left.left)
 
 
@@ -235,8 +235,8 @@ async def _shown_digest(workspace: Workspace, include: list[str] | None, *, yes:
         raise CommitError(
             "Nobody has been shown what would land.",
             code="digest_required",
-            hint="Look with `workbench diff`, then name the digest: workbench commit --digest "
-            "$(workbench diff --digest-only)",
+            hint="Decide with `workbench review`, then `workbench commit --accepted`; or name the digest of all: "
+            "workbench commit --digest $(workbench diff --digest-only)",
         )
     print_stat(workspace, changes)
     if not typer.confirm(f"Commit {output.count(len(changes.shown), 'change')} to the real workspace?", err=True):

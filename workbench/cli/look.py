@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from workbench.cli import output
+from workbench.cli.content import Look, SideBySideOption, WordDiffOption, not_in_a_patch, show
 from workbench.cli.options import (
     Context,
     IncludeOption,
@@ -25,10 +25,10 @@ from workbench.cli.report import diff_report, status_report
 from workbench.cli.travel import difference
 from workbench.errors import CommitError
 from workbench.protocol.records import ShownRecord
+from workbench.protocol.reports import DiffReport
 from workbench.review import diff as rendering
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath
 from workbench.vfs import paths
-from workbench.vfs.storage import Kind
 from workbench.workspace import Workspace, WorkspaceStatus
 
 _LEFT_WORDS = {
@@ -89,8 +89,8 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
     if not changes.changes:
         print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
     else:
-        print("Next: workbench diff                see the changes")
-        print("      workbench review              decide which of them may land")
+        print("Next: workbench review              look at the changes, and decide which may land")
+        print("      workbench diff                see them all as a patch")
         if status.conflicts:
             print("      workbench merge               bring those into the overlay, to be reviewed with the rest")
         else:
@@ -115,6 +115,8 @@ def diff(
     name_status: Annotated[
         bool, typer.Option("--name-status", metavar="", help="Letter and name of each file.")
     ] = False,
+    word_diff: WordDiffOption = False,
+    side_by_side: SideBySideOption = False,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", metavar="", help="Exit with 1 where there are changes.")
     ] = False,
@@ -123,6 +125,9 @@ def diff(
     ] = False,
     accepted: Annotated[
         bool, typer.Option("--accepted", metavar="", help="Only what `workbench review` accepted.")
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", metavar="", help="Print the JSON schema of what --json prints, and end.")
     ] = False,
     include: IncludeOption = None,
     old: Annotated[
@@ -142,8 +147,14 @@ def diff(
 
     The full diff is what a following `workbench commit` on this terminal lands.
     """
+    if schema:
+        output.write_schema(DiffReport)
+        return
     context = Context(workspace, session, json, quiet)
     form = "digest" if digest_only else "stat" if stat else "name-status" if name_status else "patch"
+    look = Look.of(words=word_diff, columns=side_by_side)
+    if look is not Look.PATCH and (form != "patch" or json or old):
+        raise typer.BadParameter("--word-diff and --side-by-side show a full diff of the overlay, for people.")
     if accepted and include:
         raise typer.BadParameter("what was accepted is as it was reviewed: say --include to `workbench review`.")
     if new and not old:
@@ -153,12 +164,14 @@ def diff(
             raise typer.BadParameter("--from goes with none of PATH, --digest-only, --accepted and --include.")
         found = run(difference, context, old, new or None, form, context=context)
     else:
-        found = run(_diff, context, only or [], form, accepted, include, context=context)
+        found = run(_diff, context, only or [], form, look, accepted, include, context=context)
     if exit_code and found:
         raise typer.Exit(1)
 
 
-async def _diff(context: Context, only: list[str], form: str, accepted: bool, include: list[str] | None) -> bool:
+async def _diff(
+    context: Context, only: list[str], form: str, look: Look, accepted: bool, include: list[str] | None
+) -> bool:
     async with context.open() as workspace:
         wanted = [inside(workspace.root, name) for name in only]
         asked = included(workspace.root, include)
@@ -180,9 +193,7 @@ async def _diff(context: Context, only: list[str], form: str, accepted: bool, in
             output.write_patch(rendering.name_status(shown))
         else:
             print_risks(shown)
-            # Nobody reads base85; what lands is under the digest all the same.
-            binary = not sys.stdout.isatty()
-            output.write_patch(rendering.unified(shown, workspace.lower, workspace.store, binary=binary))
+            show(workspace, shown, look)
             if not context.quiet:
                 conflicting = await workspace.conflicts(changes)
                 _say_rest(changes, shown, conflicting)
@@ -203,7 +214,7 @@ def require_accepted(workspace: Workspace) -> ShownRecord:
         raise CommitError(
             "Nothing is accepted.",
             code="digest_required",
-            hint="See what was decided with `workbench review`, and accept with --accept PATH.",
+            hint="Decide with `workbench review`; without a terminal with its --accept PATH.",
         )
     return kept
 
@@ -217,7 +228,7 @@ def print_risks(shown: list[Change]) -> None:
 
 def _say_rest(changes: ChangeSet, shown: list[Change], conflicting: list[bytes]) -> None:
     for change in shown:
-        if line := _not_in_a_patch(change):
+        if line := not_in_a_patch(change):
             output.say(f"{line}: {output.path(change.path)}")
         if change.new_executable:
             output.say(f"executable now: {output.path(change.path)}")
@@ -234,16 +245,6 @@ def _say_how_to_land(changes: ChangeSet) -> None:
     named = "" if terminal_name() else f" --digest {digest}"
     risky = " --allow-risky" if changes.risky else ""
     output.say(f"digest {digest}; `workbench commit{named}{risky}` lands exactly this")
-
-
-def _not_in_a_patch(change: Change) -> str:
-    """What git's format has no words for: directories by themselves, and their modes."""
-    old, new = change.old, change.new
-    if new is not None and new.kind is Kind.DIR:
-        if old is not None and old.kind is Kind.DIR:
-            return f"directory mode {old.mode:o} to {new.mode:o}"
-        return f"new directory, mode {new.mode:o}"
-    return "removed directory" if new is None and old is not None and old.kind is Kind.DIR else ""
 
 
 def _is_wanted(change: Change, only: list[bytes]) -> bool:

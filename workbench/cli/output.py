@@ -94,6 +94,11 @@ def write_json(report: Frozen) -> None:
     _write_json(report.model_dump_json())
 
 
+def write_schema(report: type[Frozen]) -> None:
+    """The JSON schema of a report on stdout; the same model gives the same bytes."""
+    print(json.dumps(report.model_json_schema(mode="serialization"), indent=2, sort_keys=True))
+
+
 def write_json_list(reports: Iterable[Frozen]) -> None:
     """As `write_json`, a list of reports."""
     _write_json(f"[{','.join(report.model_dump_json() for report in reports)}]")
@@ -113,14 +118,15 @@ def write_patch(lines: Iterable[bytes]) -> None:
             sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
         return
-    coloured = colours()
+    in_colour = colours()
     for chunk in lines:
         for line in chunk.splitlines():
             shown = visible(line)
-            print(_coloured(shown) if coloured else shown)
+            print(coloured(shown) if in_colour else shown)
 
 
-def _coloured(line: str) -> str:
+def coloured(line: str) -> str:
+    """A line of a patch in the colours that git gives one."""
     if line.startswith(
         ("diff ", "index ", "--- ", "+++ ", "new file", "deleted file", "rename ", "similarity", "old mode", "new mode")
     ):
@@ -133,6 +139,18 @@ def _coloured(line: str) -> str:
 
 def dim(line: str) -> str:
     return f"{_DIM}{line}{_RESET}" if colours() else line
+
+
+def cyan(line: str) -> str:
+    return f"{_CYAN}{line}{_RESET}" if colours() else line
+
+
+def red(line: str) -> str:
+    return f"{_RED}{line}{_RESET}" if colours() else line
+
+
+def green(line: str) -> str:
+    return f"{_GREEN}{line}{_RESET}" if colours() else line
 
 
 def bold(line: str) -> str:

@@ -12,13 +12,14 @@ from workbench.errors import WorkbenchError
 from workbench.landing import Landed
 from workbench.protocol.commands import CommandResult
 from workbench.protocol.egress import EgressEvent
-from workbench.protocol.records import AuditRecord
+from workbench.protocol.records import AuditRecord, CommentRecord
 from workbench.protocol.reports import (
     AuditReport,
     BranchReport,
     ChainReport,
     ChangeReport,
     CheckpointReport,
+    CommentReport,
     CommitReport,
     DiffReport,
     DiscardReport,
@@ -299,6 +300,21 @@ def review_report(workspace: Workspace, review: Review, accepted: ChangeSet) -> 
         changes=tuple(_reviewed(workspace, review, change) for change in in_order(review.changes.shown)),
         accepted=_paths(path for change in accepted.changes for path, _, _ in change.steps()),
         left=_left(review.changes.left),
+        comments=tuple(map(comment_report, workspace.reviewing.comments.all())),
+    )
+
+
+def comment_report(comment: CommentRecord) -> CommentReport:
+    """What a person says to the agent."""
+    named = PathReport.of(comment.path)
+    return CommentReport(
+        path=named.path,
+        path_bytes=named.path_bytes,
+        created_at=_time(comment.at_ns),
+        text=comment.text,
+        hunk=comment.hunk or None,
+        line=comment.line or None,
+        lines=tuple(map(text, comment.quoted)),
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
+from anyio import get_cancelled_exc_class
 from pydantic import ValidationError
 
 from workbench.cli import output
+from workbench.cli.content import Look, SideBySideOption, WordDiffOption
+from workbench.cli.dialogue import Dialogue
 from workbench.cli.look import print_left, print_risks
 from workbench.cli.options import (
     Context,
@@ -22,23 +24,15 @@ from workbench.cli.options import (
     run,
 )
 from workbench.cli.places import inside
-from workbench.cli.report import review_report
+from workbench.cli.report import comment_report, review_report
+from workbench.cli.tables import print_table
 from workbench.errors import OptionsError
 from workbench.protocol.reports import DecisionsInput
-from workbench.review import diff as rendering
-from workbench.review.changeset import Change, ChangeSet
+from workbench.review.changeset import ChangeSet
+from workbench.review.comments import as_text
 from workbench.review.decisions import Review, Verdict
-from workbench.review.order import Group, group_of, in_order
+from workbench.review.order import in_order
 from workbench.workspace import Workspace
-
-_MARKS = {Verdict.ACCEPTED: "[x]", Verdict.REJECTED: "[-]", Verdict.PART: "[~]", Verdict.UNDECIDED: "[ ]"}
-_HEADINGS = {
-    Group.RISKY: "Risky: would make a host run code or lead out of the workspace",
-    Group.SOURCE: "Source",
-    Group.TEST: "Tests",
-    Group.LOCK: "Lock files",
-    Group.GENERATED: "Generated",
-}
 
 
 def review(
@@ -64,6 +58,14 @@ def review(
             help='Decisions as JSON, of the keys "accept", "reject", "accept_hunks", "reject_hunks" (lists); - is stdin.',
         ),
     ] = "",
+    take_comments: Annotated[
+        bool,
+        typer.Option(
+            "--take-comments", metavar="", help="Print what you had to say to the agent, and forget it: for its prompt."
+        ),
+    ] = False,
+    word_diff: WordDiffOption = False,
+    side_by_side: SideBySideOption = False,
     include: IncludeOption = None,
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
@@ -72,26 +74,55 @@ def review(
 ) -> None:
     """Decide which changes are accepted; `workbench commit --accepted` lands exactly those.
 
-    Without flags it shows what was decided. Decisions stay until you change them, or the change they are about does.
-    Those of a FILE come first, then paths to accept, paths to reject, hunks to accept, hunks to reject.
+    On a terminal it asks, file by file and hunk by hunk. With flags, or elsewhere, it asks nothing and shows what was
+    decided. Decisions stay until you change them, or the change they are about does: q ends a review that the next one
+    goes on with. Those of a FILE come first, then paths to accept, paths to reject, hunks to accept, hunks to reject.
 
     Ends with 0; 2 for a path or a hunk that isn't among the changes; 4 where something accepted can't land without
     something rejected.
     """
     context = Context(workspace, session, json, quiet)
-    run(
-        _review,
-        context,
-        decisions,
-        DecisionsInput(
-            accept=tuple(accept or ()),
-            reject=tuple(reject or ()),
-            accept_hunks=tuple(accept_hunk or ()),
-            reject_hunks=tuple(reject_hunk or ()),
-        ),
-        include,
-        context=context,
+    look = Look.of(words=word_diff, columns=side_by_side)
+    flags = DecisionsInput(
+        accept=tuple(accept or ()),
+        reject=tuple(reject or ()),
+        accept_hunks=tuple(accept_hunk or ()),
+        reject_hunks=tuple(reject_hunk or ()),
     )
+    if take_comments:
+        run(_take_comments, context, context=context)
+    elif flags == DecisionsInput() and not (decisions or json or quiet) and sys.stdin.isatty() and sys.stdout.isatty():
+        run(_ask, context, include, look, context=context)
+    else:
+        run(_review, context, decisions, flags, include, context=context)
+
+
+async def _ask(context: Context, include: list[str] | None, look: Look) -> None:
+    async with context.open() as workspace:
+        begun = await workspace.review(included(workspace.root, include) if include else None)
+        if not begun.changes.shown:
+            output.say("nothing to review")
+            print_left(begun.changes.left)
+            return
+        conflicts = await workspace.conflicts(begun.changes)
+        print_left(begun.changes.left)
+        try:
+            ended, accepted = await Dialogue(workspace, begun, conflicts, look).run()
+        except get_cancelled_exc_class():
+            output.say("what you decided is kept: `workbench review` goes on from there")
+            raise
+        print()
+        print_table(workspace, ended, in_order(ended.changes.shown), fold=True)
+        _say_what_next(workspace, ended, accepted)
+
+
+async def _take_comments(context: Context) -> None:
+    async with context.open() as workspace:
+        taken = workspace.reviewing.comments.take()
+        if context.json:
+            output.write_json_list(map(comment_report, taken))
+        else:
+            output.write_patch(as_text(taken))
 
 
 async def _review(context: Context, file: str, flags: DecisionsInput, include: list[str] | None) -> None:
@@ -137,31 +168,26 @@ def _decide(review: Review, given: DecisionsInput, named: list[bytes]) -> None:
 def _print(context: Context, workspace: Workspace, review: Review, accepted: ChangeSet) -> None:
     shown = in_order(review.changes.shown)
     print_risks(shown)
-    for line in table(workspace, review, shown):
-        print(line)
+    print_table(workspace, review, shown)
     if context.quiet:
         return
     print_left(review.changes.left)
+    _say_what_next(workspace, review, accepted)
+
+
+def _say_what_next(workspace: Workspace, review: Review, accepted: ChangeSet) -> None:
+    shown = review.changes.shown
     undecided = sum(review.verdict(change) is Verdict.UNDECIDED for change in shown)
     landing = sum(not change.implied for change in accepted.changes)
     if undecided:
-        output.say(f"{output.count(undecided, 'change')} not decided: workbench review --accept PATH, --reject PATH")
+        how = "workbench review" if sys.stdin.isatty() else "workbench review --accept PATH, --reject PATH"
+        output.say(f"{output.count(undecided, 'change')} not decided: {how}")
+    if rejected := sum(review.verdict(change) is Verdict.REJECTED for change in shown):
+        output.say(f"{output.count(rejected, 'change')} rejected")
+    if comments := len(workspace.reviewing.comments.all()):
+        output.say(f"{output.count(comments, 'comment')} for the agent: workbench review --take-comments")
     if landing:
         digest = accepted.digest[:16]
         risky = " --allow-risky" if accepted.risky else ""
         output.say(f"{output.count(landing, 'change')} accepted: workbench diff --accepted; digest {digest}")
         output.say(f"`workbench commit --accepted{risky}` lands exactly this, and the rest stays in the overlay")
-
-
-def table(workspace: Workspace, review: Review, shown: list[Change]) -> Iterator[str]:
-    """A line for each change with what was decided of it, under a heading for each group."""
-    stats = rendering.stat(shown, workspace.lower, workspace.store)
-    last = None
-    for change, row in zip(shown, stats, strict=False):
-        group = group_of(change)
-        if group is not last:
-            yield output.bold(f"{_HEADINGS[group]}")
-            last = group
-        mark = _MARKS[review.verdict(change)]
-        executable = "  executable now" if change.new_executable else ""
-        yield f"{mark}{output.visible(row.rstrip(bytes((10,))))}{executable}"

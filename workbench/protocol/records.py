@@ -70,11 +70,15 @@ class OverlayRecord(Frozen):
 
 
 class SelectionRecord(Frozen):
-    """What was accepted of a change set, as `review.selection.Selection`; `hunks` are (path, ids)."""
+    """What was accepted of a change set, as `review.selection.Selection`.
+
+    `hunks` are (path, ids), `edits` (path, id, lines).
+    """
 
     accepted: tuple[bytes, ...] = ()
     hunks: tuple[tuple[bytes, tuple[str, ...]], ...] = ()
     refused: tuple[bytes, ...] = ()
+    edits: tuple[tuple[bytes, str, tuple[bytes, ...]], ...] = ()
 
 
 class IncludedRecord(Frozen):
@@ -102,13 +106,15 @@ class ShownRecord(Frozen):
 class DecisionRecord(Frozen):
     """What was decided of one change: `accepted` says of the whole, None where `hunks` say so by their ids.
 
-    `of` is the digest of that change alone: of any other at this path nothing was decided.
+    `of` is the digest of that change alone: of any other at this path nothing was decided. `edits` are the lines that hunks
+    were edited to, by their ids.
     """
 
     path: bytes
     of: str
     accepted: bool | None = None
     hunks: dict[str, bool] = {}
+    edits: dict[str, tuple[bytes, ...]] = {}
 
 
 class ReviewRecord(Frozen):
@@ -122,6 +128,22 @@ class ReviewRecord(Frozen):
     digest: str = ""
     included: IncludedRecord = IncludedRecord()
     decisions: tuple[DecisionRecord, ...] = ()
+
+
+class CommentRecord(Frozen):
+    """A line of `comments.jsonl` of an overlay: what a person says to the agent about a change.
+
+    `hunk` is the id of the hunk that it's about, empty for the whole change; `line` its first changed line in the new file,
+    `quoted` its lines as a patch has them.
+    """
+
+    version: int = 1
+    at_ns: int
+    path: bytes
+    text: str
+    hunk: str = ""
+    line: int = 0
+    quoted: tuple[bytes, ...] = ()
 
 
 class AuditRecord(Frozen):

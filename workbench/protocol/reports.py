@@ -111,6 +111,16 @@ class ReviewedChangeReport(ChangeReport):
     hunks: tuple[ReviewedHunkReport, ...] = ()
 
 
+class CommentReport(PathReport):
+    """What a person says to the agent about a change: `hunk`, `line` and `lines` where it's about one hunk of it."""
+
+    created_at: str
+    text: str
+    hunk: str | None = None
+    line: int | None = None
+    lines: tuple[str, ...] = ()
+
+
 class ReviewReport(Frozen):
     """`workbench review --json`: `digest` is that of what is accepted, None where nothing is; `accepted` what lands of it."""
 
@@ -119,6 +129,7 @@ class ReviewReport(Frozen):
     changes: tuple[ReviewedChangeReport, ...]
     accepted: tuple[PathReport, ...]
     left: tuple[LeftReport, ...] = ()
+    comments: tuple[CommentReport, ...] = ()
 
 
 class DecisionsInput(Frozen):

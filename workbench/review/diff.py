@@ -41,17 +41,24 @@ class Contents(Protocol):
         ...
 
 
-def unified(changes: Iterable[Change], lower: Storage, store: Contents, *, binary: bool = True) -> Iterator[bytes]:
+def unified(
+    changes: Iterable[Change],
+    lower: Storage,
+    store: Contents,
+    *,
+    binary: bool = True,
+    rendered: Callable[[Hunk], Iterable[bytes]] = Hunk.render,
+) -> Iterator[bytes]:
     """The changes as one patch in git's format, in pieces that each end a line.
 
     A binary file is a `GIT binary patch` that applies in both directions; with `binary` False only a line that says it
     differs. What git has no words for (directories that come or go empty) isn't in it; modes beyond the executable bit
-    are named where they're all that changed. Raises ConflictError where the lower no longer holds what was compared,
-    OSError, and CheckpointError.
+    are named where they're all that changed. `rendered` shows the hunks for people, who don't apply them. Raises
+    ConflictError where the lower no longer holds what was compared, OSError, and CheckpointError.
     """
     for change in changes:
         for diff in _diffs(change, lower, store):
-            yield from diff.render(binary=binary)
+            yield from diff.render(binary=binary, rendered=rendered)
 
 
 def hunks_of(change: Change, lower: Storage, store: Contents) -> tuple[Hunk, ...]:
@@ -194,7 +201,7 @@ class _Diff:
             return b"", b""
         return self.old.content() if self.old else b"", self.new.content() if self.new else b""
 
-    def render(self, *, binary: bool) -> Iterator[bytes]:
+    def render(self, *, binary: bool, rendered: Callable[[Hunk], Iterable[bytes]]) -> Iterator[bytes]:
         old, new = self.old, self.new
         old_name = old.path if old else new.path if new else b""
         new_name = new.path if new else old_name
@@ -224,7 +231,7 @@ class _Diff:
                 yield b"--- %s\n" % (_labelled(b"a/" + old_name) if old else b"/dev/null")
                 yield b"+++ %s\n" % (_labelled(b"b/" + new_name) if new else b"/dev/null")
             for hunk in found:
-                yield from hunk.render()
+                yield from rendered(hunk)
 
     def _modes(self) -> Iterator[bytes]:
         old, new = self.old, self.new

@@ -8,16 +8,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from workbench.checkpoints.git import environment
 from workbench.errors import CommitError
 
-_SETTINGS = {
-    "core.hooksPath": "/dev/null",
-    "core.fsmonitor": "false",
-    "core.alternateRefsCommand": "",
-    "gc.auto": "0",
-    "maintenance.auto": "false",
-    "protocol.allow": "never",
-}
+_NOWHERE = "/nonexistent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +33,14 @@ def run(arguments: Sequence[str | bytes], *, directory: bytes = b"", stdin: byte
     program = shutil.which("git")
     if program is None:
         raise CommitError("git isn't installed.", hint="Install it: it merges texts and makes branches.")
-    configured = {"GIT_CONFIG_COUNT": str(len(_SETTINGS))}
-    for number, (name, value) in enumerate(_SETTINGS.items()):
-        configured |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
-    environment: dict[str, str | bytes] = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LC_ALL": "C",
-        "HOME": "/nonexistent",
-        "GIT_DIR": directory or "/nonexistent",
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_SYSTEM": "/dev/null",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_NO_REPLACE_OBJECTS": "1",
-        **configured,
-    }
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [program, *arguments], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd
+        [program, *arguments],
+        env=environment(os.fsdecode(directory) or _NOWHERE),
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        cwd=cwd,
     ) as process:
         stdout, stderr = process.communicate(stdin)
     return Done(process.pid, process.returncode, stdout, stderr)

@@ -1,18 +1,22 @@
-"""Hunks of one change by their ids, and what a file becomes where only some of them are accepted."""
+"""Hunks of one change by their ids, and what a file becomes where only some of them are accepted, or other than they are."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from workbench.errors import OptionsError
 from workbench.review.changeset import Change
 from workbench.review.diff import Contents, hunks_of
 from workbench.review.lines import CONTEXT, Hunk, split
 from workbench.vfs.storage import Storage
 
-_Edit = tuple[int, int, tuple[bytes, ...]]
+Lines = tuple[bytes, ...]
+"""A hunk's lines as `lines.Hunk` has them, as somebody wants them instead."""
+
+_Edit = tuple[int, int, Lines]
 """Lines of the old text from and to (counted from 0), and what stands there in the new one."""
 
 
@@ -65,22 +69,74 @@ def is_accepted(hunk: NamedHunk, accepted: Collection[str]) -> bool:
     return hunk.id in accepted or all(part.id in accepted for part in hunk.leaves)
 
 
-def derived(old: bytes, hunks: Iterable[NamedHunk], accepted: Collection[str]) -> bytes:
-    """The old text with those hunks in it that are accepted, whole or in parts."""
+def derived(
+    old: bytes, hunks: Iterable[NamedHunk], accepted: Collection[str], instead: Mapping[str, Lines] | None = None
+) -> bytes:
+    """The old text with those hunks in it that are accepted, whole or in parts, or are to be other lines `instead`.
+
+    Raises OptionsError where two of those change the same lines.
+    """
+    other = instead or {}
     edits: list[_Edit] = []
     for hunk in hunks:
-        if hunk.id in accepted:
-            edits += _edits(hunk.hunk)
-        else:
-            edits += [edit for part in hunk.parts if part.id in accepted for edit in _edits(part.hunk)]
+        whole = hunk.id in other or hunk.id in accepted
+        for one in (hunk,) if whole else hunk.parts:
+            if one.id in other:
+                edits += _edits(replace(one.hunk, lines=other[one.id]))
+            elif one.id in accepted:
+                edits += _edits(one.hunk)
     lines = split(old)
     found: list[bytes] = []
     at = 0
-    for start, end, new in sorted(edits):
+    for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
+        if start < at:
+            raise OptionsError(
+                "Two edited hunks change the same lines.", hint="Edit the hunk that they are parts of, as a whole."
+            )
         found += lines[at:start]
         found += new
         at = end
     return b"".join(found + lines[at:])
+
+
+def editable(hunk: NamedHunk) -> bytes:
+    """A hunk as text for an editor, which `edited` reads."""
+    return b"".join(hunk.hunk.render())
+
+
+def edited(hunk: NamedHunk, text: bytes) -> Lines:
+    """What a hunk's lines are to be, from what `editable` became; lines that begin with `#` are left out.
+
+    Raises OptionsError where it no longer fits what was there before.
+    """
+    lines: list[bytes] = []
+    for line in split(text):
+        if line.startswith((b"#", b"@@")):
+            continue
+        if line.startswith(b"\\"):
+            if lines:
+                lines[-1] = lines[-1].removesuffix(b"\n")
+        # An editor may have taken the space of an empty line for one too many.
+        elif line in (b"\n", b"\r\n"):
+            lines.append(b" " + line)
+        elif line.startswith((b" ", b"-", b"+")):
+            lines.append(line)
+        else:
+            raise OptionsError(
+                "A line of the edited hunk begins with none of space, - and +.", hint="Begin the lines you add with +."
+            )
+    if _side(lines, b"+") != _side(hunk.hunk.lines, b"+"):
+        raise OptionsError(
+            "The edited hunk no longer fits: the lines with a space or - aren't those that were there before.",
+            hint="To keep a line that goes, make its - a space; to drop one that comes, delete its line.",
+        )
+    if any(not line.endswith(b"\n") for side in (b"-", b"+") for line in _side(lines, side)[:-1]):
+        raise OptionsError("Only a file's last line may be without a newline.", hint="Move the line, or end it.")
+    return tuple(lines)
+
+
+def _side(lines: Iterable[bytes], without: bytes) -> list[bytes]:
+    return [line[1:] for line in lines if not line.startswith(without)]
 
 
 def _edits(hunk: Hunk) -> Iterator[_Edit]:

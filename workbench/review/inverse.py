@@ -1,29 +1,24 @@
-"""The inverse of a commit that landed: the layer that shows over the real workspace as it is what it was before.
-
-The contents come from what the commit took out of the workspace and kept (`old/` in its directory, see `journal`).
-"""
+"""The inverse of a commit that landed: the layer that shows over the real workspace as it is what it was before."""
 
 from __future__ import annotations
 
 import os
 import stat as stat_module
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from workbench.checkpoints import side_store
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
-from workbench.checkpoints.scan import Sink, scan
+from workbench.checkpoints.scan import Sink
 from workbench.checkpoints.stacking import whiteout
-from workbench.checkpoints.system import boot_id
 from workbench.review.bases import holds, look
 from workbench.review.between import View
-from workbench.review.journal import Action, Journal, Operation
+from workbench.review.journal import Action, Operation
 from workbench.review.landed import Committed
+from workbench.review.pre_images import operations_of, placed, pre_images
 from workbench.vfs import paths
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind
-from workbench.vfs.upper import LocalUpper
-
-_OLD = "old"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +54,12 @@ class _Inverse:
     """What landed, by the directory that it lies in."""
 
     def run(self) -> None:
-        old = self._old()
+        old = pre_images(self.committed, self.sink)
         for path in self.committed.landed_bases:
             if path:
                 self.children.setdefault(paths.parent(path), []).append(path)
-        with Journal(os.path.dirname(self.committed.directory), self.committed.commit_id) as journal:
-            begin = journal.find("begin")
         self._copy_up(b"")
-        for fields in begin["operations"] if begin else ():
-            operation = Operation.of_record(fields)
+        for operation in operations_of(self.committed):
             if operation.action is Action.CREATE:
                 self._hide(operation.path)
             elif operation.action is Action.MODE:
@@ -77,14 +69,6 @@ class _Inverse:
             else:
                 self.left.add(operation.path)
         self.bases |= self.committed.landed_bases
-
-    def _old(self) -> dict[bytes, Entry]:
-        """What the commit took out, by the operation's number and the path below it."""
-        directory = os.path.join(self.committed.directory, _OLD)
-        if not os.path.isdir(directory):
-            return {}
-        with LocalUpper(os.fsencode(directory)) as layer:
-            return scan(layer, self.sink, boot_id=boot_id(), offline=True)
 
     def _holds(self, path: bytes) -> bool:
         base = self.committed.landed_bases[path]
@@ -182,16 +166,14 @@ class _Inverse:
             blob=blob,
         )
 
-    def _put_tree(self, operation: Operation, old: dict[bytes, Entry]) -> None:
-        slot = operation.slot
-        tree = {path: entry for path, entry in old.items() if path == slot or paths.is_below(path, slot)}
-        if slot not in tree or any(entry.omitted for entry in tree.values()):
+    def _put_tree(self, operation: Operation, old: Mapping[bytes, Entry]) -> None:
+        tree = placed(old, operation)
+        if operation.path not in tree or any(entry.omitted for entry in tree.values()):
             self.left.add(operation.path)
             return
-        for path, entry in tree.items():
-            placed = operation.path + path[len(slot) :]
+        for entry in tree.values():
             # Owners and times are those that stood there; what the layer itself numbers isn't.
-            self._put(replace(entry, path=placed, opaque=False))
+            self._put(replace(entry, opaque=False))
 
 
 def directory_entry(lower: LocalStorage, path: bytes) -> Entry | None:

@@ -33,11 +33,15 @@ class Hunk:
     heading: bytes
     lines: tuple[bytes, ...]
 
-    def render(self) -> Iterator[bytes]:
-        """The hunk as lines of a patch."""
+    def head(self) -> Iterator[bytes]:
+        """Its `@@` line."""
         heading = b" " + self.heading if self.heading else b""
         old, new = _range(self.old_start, self.old_count), _range(self.new_start, self.new_count)
         yield b"@@ -%s +%s @@%s\n" % (old, new, heading)
+
+    def render(self) -> Iterator[bytes]:
+        """The hunk as lines of a patch."""
+        yield from self.head()
         for line in self.lines:
             yield line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"
 

@@ -57,6 +57,11 @@ def group_of(change: Change) -> Group:
     return Group.SOURCE
 
 
+def is_folded(change: Change) -> bool:
+    """Whether nobody reads the lines of a change unless asked to: a tool wrote them."""
+    return group_of(change) in (Group.LOCK, Group.GENERATED)
+
+
 def in_order(changes: Iterable[Change]) -> list[Change]:
     """The changes by group, and in each by path."""
     return sorted(changes, key=lambda change: (group_of(change), change.path))

@@ -13,11 +13,18 @@ It's the `[commit]` table of `config.toml` in `$WORKBENCH_CONFIG`, else `$XDG_CO
     larger_than = 1000000           # bytes of the new content
     more_than = 50                  # changes in the whole set
 
-All conditions of a rule must hold. What no rule fits is allowed; what is risky is asked for at least, whatever a rule says.
+    [commit.sessions."nightly-*"]   # for sessions of such a name; * and ? stand for letters
+    policy = "never"
+    rules = [{action = "allow", glob = ["docs/"]}]
+
+All conditions of a rule must hold. A session's own rules come before those for all; of several tables whose name fits, the
+one named exactly counts, else the first. What no rule fits is allowed; what is risky is asked for at least, whatever a
+rule says.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import tomllib
 from dataclasses import dataclass
@@ -85,6 +92,15 @@ class Rule(BaseModel):
         return PatternList("\n".join(self.glob).lower().encode("utf-8", "surrogateescape"))
 
 
+class SessionPolicy(BaseModel):
+    """What a session has of its own: a policy where it's not the one for all, rules before those."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: Mode | None = None
+    rules: tuple[Rule, ...] = ()
+
+
 class Policy(BaseModel):
     """The `[commit]` table."""
 
@@ -92,6 +108,13 @@ class Policy(BaseModel):
 
     policy: Mode = Mode.REVIEW
     rules: tuple[Rule, ...] = ()
+    sessions: dict[str, SessionPolicy] = {}
+
+    def of(self, session: str) -> Policy:
+        """The policy of one session."""
+        fitting = (own for pattern, own in self.sessions.items() if fnmatch.fnmatchcase(session, pattern))
+        own = self.sessions.get(session) or next(fitting, SessionPolicy())
+        return Policy(policy=own.policy or self.policy, rules=own.rules + self.rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +125,8 @@ class Ruling:
     asked: tuple[bytes, ...]
 
 
-def load() -> Policy:
-    """The person's policy, the default one where there is no file.
+def load(session: str) -> Policy:
+    """The person's policy for a session, the default one where there is no file.
 
     Raises OptionsError where it can't be read: then nothing is allowed.
     """
@@ -113,7 +136,7 @@ def load() -> Policy:
     path = os.path.join(directory, _FILE)
     try:
         with open(path, "rb") as file:
-            return Policy.model_validate(tomllib.load(file).get("commit", {}))
+            return Policy.model_validate(tomllib.load(file).get("commit", {})).of(session)
     except FileNotFoundError:
         return Policy()
     except ValidationError as error:

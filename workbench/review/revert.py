@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 
 from workbench.checkpoints.manifest import Entry, Manifest
-from workbench.checkpoints.scan import Sink, scan
-from workbench.checkpoints.system import boot_id
+from workbench.checkpoints.scan import Sink
 from workbench.errors import CommitError
 from workbench.review.changeset import Change, ChangeKind, ChangeSet, State
 from workbench.review.compare import digest_of
-from workbench.review.journal import Action, Journal, Operation
+from workbench.review.journal import Action, Operation
 from workbench.review.landed import Committed
+from workbench.review.pre_images import operations_of, placed, pre_images
 from workbench.vfs import paths
 from workbench.vfs.storage import Kind
-from workbench.vfs.upper import LocalUpper
 
 _LANDING = 0o1777
-_OLD = "old"
 
 
 def inverted(committed: Committed, sink: Sink) -> tuple[ChangeSet, Manifest]:
@@ -28,15 +25,13 @@ def inverted(committed: Committed, sink: Sink) -> tuple[ChangeSet, Manifest]:
     It departs from what landed: what was changed since is a conflict. What was there already, as the person's own change,
     is left. Raises CommitError (not_landable) where what was there before isn't kept any more, OSError.
     """
-    with Journal(os.path.dirname(committed.directory), committed.commit_id) as journal:
-        begin = journal.find("begin")
-    operations = [Operation.of_record(fields) for fields in begin["operations"]] if begin else []
-    before = _pre_images(committed, sink)
+    operations = operations_of(committed)
+    before = pre_images(committed, sink)
     changes: dict[bytes, Change] = {}
     entries: dict[bytes, Entry] = {}
     for operation in operations:
         if operation.action is not Action.MODE:
-            old = _placed(before, operation)
+            old = _complete(before, operation)
             entries |= old
             for path, (was, new) in _both(operation, old).items():
                 changes[path] = _inverse(path, was, new)
@@ -50,22 +45,9 @@ def inverted(committed: Committed, sink: Sink) -> tuple[ChangeSet, Manifest]:
     return change_set, Manifest(entries, dict(committed.landed_bases))
 
 
-def _pre_images(committed: Committed, sink: Sink) -> Mapping[bytes, Entry]:
-    """What the commit took out, by the operation's number and the path below it."""
-    directory = os.path.join(committed.directory, _OLD)
-    if not os.path.isdir(directory):
-        return {}
-    with LocalUpper(os.fsencode(directory)) as layer:
-        return scan(layer, sink, boot_id=boot_id(), offline=True)
-
-
-def _placed(before: Mapping[bytes, Entry], operation: Operation) -> dict[bytes, Entry]:
-    """The pre-images of one operation by the paths at which they stood."""
-    slot, found = operation.slot, {}
-    for path, entry in before.items():
-        if path == slot or paths.is_below(path, slot):
-            placed = operation.path + path[len(slot) :]
-            found[placed] = replace(entry, path=placed)
+def _complete(before: Mapping[bytes, Entry], operation: Operation) -> dict[bytes, Entry]:
+    """As `placed`. Raises CommitError (not_landable) where something isn't kept."""
+    found = placed(before, operation)
     for base in operation.old:
         kept = found.get(base.path)
         if kept is None or kept.omitted:

@@ -15,7 +15,7 @@ from workbench.errors import CommitError
 from workbench.review.changeset import Change, ChangeKind, ChangeSet, State
 from workbench.review.compare import digest_of
 from workbench.review.diff import Contents
-from workbench.review.hunks import derived, is_accepted, named_hunks
+from workbench.review.hunks import Lines, derived, is_accepted, named_hunks
 from workbench.vfs import paths
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind
@@ -25,18 +25,21 @@ from workbench.vfs.storage import Kind
 class Selection:
     """`accepted` are the paths of changes taken whole, `hunks` by path the ids of those taken of others.
 
-    `refused` are paths that nothing may bring along. A rename is named by its new path.
+    `edits` are by path and id the lines that hunks were edited to. `refused` are paths that nothing may bring along.
+    A rename is named by its new path.
     """
 
     accepted: frozenset[bytes] = frozenset()
     hunks: Mapping[bytes, frozenset[str]] = field(default_factory=dict)
     refused: frozenset[bytes] = frozenset()
+    edits: Mapping[bytes, Mapping[str, Lines]] = field(default_factory=dict)
 
 
 def selected(changes: ChangeSet, selection: Selection, lower: LocalStorage, store: Contents, sink: Sink) -> ChangeSet:
     """What lands of a change set, under a digest of its own; derived contents go into `sink`.
 
-    Of a file of which some hunks are accepted a derived one lands: the old content with those hunks, and the old mode.
+    Of a file of which some hunks are accepted, or edited, a derived one lands: the old content with those hunks, and the
+    old mode.
     Where all are accepted of a file that comes or goes, it's taken whole. Raises CommitError (not_landable) where
     something accepted depends on what is refused; ConflictError where the lower no longer holds what was compared;
     OSError, CheckpointError.
@@ -47,7 +50,7 @@ def selected(changes: ChangeSet, selection: Selection, lower: LocalStorage, stor
         change = known.get(path)
         if change is None or path in taken or not ids:
             continue
-        part = _part(change, ids, lower, store, sink)
+        part = _part(change, ids, selection.edits.get(path, {}), lower, store, sink)
         if part is not None:
             taken[path] = part
     _Closure(known, taken, selection.refused).run()
@@ -55,18 +58,28 @@ def selected(changes: ChangeSet, selection: Selection, lower: LocalStorage, stor
     return replace(changes, changes=picked, digest=digest_of(picked))
 
 
-def _part(change: Change, ids: frozenset[str], lower: LocalStorage, store: Contents, sink: Sink) -> Change | None:
-    """What lands of a change of which some hunks are accepted, None where that's nothing."""
+def _part(
+    change: Change,
+    ids: frozenset[str],
+    edits: Mapping[str, Lines],
+    lower: LocalStorage,
+    store: Contents,
+    sink: Sink,
+) -> Change | None:
+    """What lands of a change of which some hunks are accepted or edited, None where that's nothing."""
     hunks = named_hunks(change, lower, store)
-    is_whole = bool(hunks) and all(is_accepted(hunk, ids) for hunk in hunks)
+    is_whole = not edits and bool(hunks) and all(is_accepted(hunk, ids) for hunk in hunks)
     old, new = change.old, change.new
+    if edits and change.kind is ChangeKind.ADDED and new is not None and new.kind is Kind.FILE:
+        content = derived(b"", hunks, ids, edits)
+        return replace(change, new=replace(new, size=len(content), blob=sink.blob(content)))
     if change.kind is not ChangeKind.MODIFIED or old is None or new is None or old.kind is not Kind.FILE:
         return change if is_whole else None
     if is_whole and old.mode == new.mode:
         return change
     with lower.open(change.path) as file:
         before = file.read()
-    content = derived(before, hunks, ids)
+    content = derived(before, hunks, ids, edits)
     if content == before:
         return None
     state = State(Kind.FILE, old.mode, len(content), sink.blob(content))

@@ -1,0 +1,50 @@
+"""Questions to somebody at a terminal, each answered by a key and Enter, as `git add -p` asks them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import anyio
+
+from workbench.cli import output
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A key, and what was typed after it."""
+
+    key: str
+    argument: str = ""
+
+
+class Prompt:
+    """Asks on standard output, reads from standard input."""
+
+    def __init__(self) -> None:
+        self._waiting = b""
+
+    async def ask(self, question: str) -> Answer | None:
+        """The answer to a question, None at the end of the input. An empty line is an answer without a key.
+
+        A cancellation comes through while nobody answers.
+        """
+        line = await self.line(question)
+        if line is None:
+            return None
+        line = line.strip()
+        return Answer(line[:1], line[1:].strip())
+
+    async def line(self, question: str) -> str | None:
+        """A whole line, None at the end of the input."""
+        print(output.cyan(question), end=" ", flush=True)
+        while b"\n" not in self._waiting:
+            await anyio.wait_readable(sys.stdin.fileno())
+            data = os.read(sys.stdin.fileno(), 65536)
+            if not data:
+                print()
+                return None
+            self._waiting += data
+        line, _, self._waiting = self._waiting.partition(b"\n")
+        return line.decode(errors="replace")

@@ -1,0 +1,80 @@
+"""What a person has to say to the agent about its changes, until the agent has taken it.
+
+They are lines of `comments.jsonl` in the overlay's directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+from pydantic import ValidationError
+
+from workbench.errors import StateError
+from workbench.protocol.records import CommentRecord
+from workbench.review.changeset import Change
+from workbench.review.hunks import NamedHunk
+from workbench.vfs import paths
+
+_FILE = "comments.jsonl"
+
+
+class Comments:
+    """The comments on one overlay's changes."""
+
+    def __init__(self, overlay_path: str) -> None:
+        self._path = os.path.join(overlay_path, _FILE)
+
+    def all(self) -> list[CommentRecord]:
+        """Those that nobody has taken, oldest first. Raises OSError, StateError (state_corrupt)."""
+        with self._locked() as file:
+            return self._read(file)
+
+    def add(self, text: str, change: Change, hunk: NamedHunk | None = None) -> None:
+        """Say something about a change, or about a hunk of it. Raises OSError."""
+        about = CommentRecord(at_ns=time.time_ns(), path=change.path, text=text)
+        if hunk is not None:
+            before = next(number for number, line in enumerate(hunk.hunk.lines) if not line.startswith(b" "))
+            quoted = {"hunk": hunk.id, "line": hunk.hunk.new_start + before, "quoted": hunk.hunk.lines}
+            about = about.model_copy(update=quoted)
+        with self._locked() as file:
+            file.write(about.model_dump_json().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def take(self) -> list[CommentRecord]:
+        """Those that nobody has taken, which are forgotten with that. Raises as `all`."""
+        with self._locked() as file:
+            taken = self._read(file)
+            file.truncate(0)
+            return taken
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        with open(self._path, "a+b", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def _read(self, file: BinaryIO) -> list[CommentRecord]:
+        file.seek(0)
+        try:
+            return [CommentRecord.model_validate_json(line) for line in file]
+        except ValidationError as error:
+            raise StateError(
+                f"The comments in {paths.display(os.fsencode(self._path))} can't be read.",
+                hint="Correct the file, or remove it.",
+            ) from error
+
+
+def as_text(comments: Iterable[CommentRecord]) -> Iterator[bytes]:
+    """Comments as lines for an agent: where, what they are about, and what is said."""
+    for comment in comments:
+        place = b":%d" % comment.line if comment.hunk else b""
+        yield paths.display(comment.path).encode() + place + b"\n"
+        for line in comment.quoted:
+            yield b"    " + line.removesuffix(b"\n") + b"\n"
+        yield comment.text.encode() + b"\n\n"
