@@ -18,21 +18,18 @@ All conditions of a rule must hold. What no rule fits is allowed; what is risky 
 
 from __future__ import annotations
 
-import os
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from workbench.errors import CommitError, OptionsError
+from workbench import config
+from workbench.errors import CommitError
 from workbench.review.changeset import Change, ChangeKind, ChangeSet
 from workbench.review.names import folded
 from workbench.vfs import paths
 from workbench.vfs.ignore_patterns import PatternList
-
-_FILE = "config.toml"
 
 
 class Mode(StrEnum):
@@ -107,21 +104,7 @@ def load() -> Policy:
 
     Raises OptionsError where it can't be read: then nothing is allowed.
     """
-    directory = os.environ.get("WORKBENCH_CONFIG") or os.path.join(
-        os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "workbench"
-    )
-    path = os.path.join(directory, _FILE)
-    try:
-        with open(path, "rb") as file:
-            return Policy.model_validate(tomllib.load(file).get("commit", {}))
-    except FileNotFoundError:
-        return Policy()
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("commit", *first["loc"])))
-        raise OptionsError(f"{path}: {where}: {first['msg']}.", hint="Correct it: nothing lands until then.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise OptionsError(f"{path} can't be read: {error}.", hint="Correct it: nothing lands until then.") from error
+    return config.read(Policy, "commit", hint="Correct it: nothing lands until then.")
 
 
 def judge(changes: ChangeSet, policy: Policy) -> Ruling:
