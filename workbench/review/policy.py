@@ -25,21 +25,18 @@ rule says.
 from __future__ import annotations
 
 import fnmatch
-import os
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from workbench.errors import CommitError, OptionsError
+from workbench import config
+from workbench.errors import CommitError
 from workbench.review.changeset import Change, ChangeKind, ChangeSet
 from workbench.review.names import folded
 from workbench.vfs import paths
 from workbench.vfs.ignore_patterns import PatternList
-
-_FILE = "config.toml"
 
 
 class Mode(StrEnum):
@@ -130,21 +127,7 @@ def load(session: str) -> Policy:
 
     Raises OptionsError where it can't be read: then nothing is allowed.
     """
-    directory = os.environ.get("WORKBENCH_CONFIG") or os.path.join(
-        os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "workbench"
-    )
-    path = os.path.join(directory, _FILE)
-    try:
-        with open(path, "rb") as file:
-            return Policy.model_validate(tomllib.load(file).get("commit", {})).of(session)
-    except FileNotFoundError:
-        return Policy()
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("commit", *first["loc"])))
-        raise OptionsError(f"{path}: {where}: {first['msg']}.", hint="Correct it: nothing lands until then.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise OptionsError(f"{path} can't be read: {error}.", hint="Correct it: nothing lands until then.") from error
+    return config.read(Policy, "commit", hint="Correct it: nothing lands until then.").of(session)
 
 
 def judge(changes: ChangeSet, policy: Policy) -> Ruling:

@@ -1,9 +1,10 @@
-"""Public helpers for tests: conformance suites, and freezing.
+"""Public helpers for tests: conformance suites, freezing, scripted models, model providers.
 
 `StorageContract`, `OverlayContract`, `SandboxContract`, `HistoryContract`, `LockerContract` and `SessionStoreContract` are
 classes that pytest collects once they're subclassed, and need nothing but pytest's `tmp_path`; with
 `pytest.register_assert_rewrite("workbench.testing")` in your conftest.py their failures show the values. `freeze` makes an
-overlay's whole content its lower layer. `ScriptedModel` answers from a script of `Turn`s.
+overlay's whole content its lower layer. `ScriptedModel` answers from a script of `Turn`s; `StubModelServer` is a model
+provider on this machine, which answers from a script in every wire format.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from workbench.testing.freezing import freeze
 from workbench.testing.history_contract import HistoryContract
 from workbench.testing.locker_contract import LockerContract
+from workbench.testing.model_formats import StubCall, StubReply, StubUsage
+from workbench.testing.model_server import StubModelServer, StubRequest
 from workbench.testing.overlay_contract import OverlayContract
 from workbench.testing.sandbox_contract import SandboxContract, SandboxLayers
 from workbench.testing.scripted_model import ScriptedModel, Turn
@@ -30,6 +33,11 @@ __all__ = [
     "ScriptedModel",
     "SessionStoreContract",
     "StorageContract",
+    "StubCall",
+    "StubModelServer",
+    "StubReply",
+    "StubRequest",
+    "StubUsage",
     "Tree",
     "Turn",
     "freeze",

@@ -1,0 +1,120 @@
+"""An answer as it's read: which form it has, and what is wrong with it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from workbench.errors import ModelRequestError
+from workbench.models.sse import EventReader, ServerEvent
+
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_SHOWN_CHARACTERS = 300
+# What reading data of another shape than was expected raises.
+_WRONG_DATA = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
+class Receiver(Protocol):
+    """What takes in an answer, piece by piece."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the provider said that the reply is whole."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+
+    def event(self, event: ServerEvent) -> None:
+        """An event of a stream. Raises ModelRequestError, and what reading wrong data raises."""
+
+    def whole(self, body: Any) -> None:
+        """The JSON of an answer that isn't a stream. Raises as `event` does."""
+
+    def deliver(self) -> None:
+        """Hand on what has come of the reply. Raises what the one who gets it raises."""
+
+
+class Reading:
+    """Bytes of an answer in, which a receiver gets as events or as one body.
+
+    A status of 200 says little: what begins like an event stream is one, whatever its headers say, and all else is read
+    to its end. `failure` is the first thing that went wrong; after it nothing more is taken in.
+    """
+
+    def __init__(self, provider: str, base_url: str, receiver: Receiver) -> None:
+        self._provider = provider
+        self._base_url = base_url
+        self._receiver = receiver
+        self._reader = EventReader()
+        self._start = bytearray()
+        self._is_stream: bool | None = None
+        self.failure: Exception | None = None
+
+    def feed(self, chunk: bytes) -> bool:
+        """Take in a chunk; whether it completed an event."""
+        if self._is_stream:
+            return self._take(self._reader.feed(chunk))
+        self._start += chunk
+        if self._is_stream is None:
+            self._is_stream = _is_stream(bytes(self._start))
+        return bool(self._is_stream) and self._take(self._reader.feed(bytes(self._start)))
+
+    def end(self) -> None:
+        """The bytes have ended."""
+        if self._is_stream:
+            self._take(self._reader.end())
+            return
+        text = self._start.decode(errors="replace").strip()
+        if not text:
+            return
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError):
+            self._fail(self._unreadable(text))
+            return
+        self._try(functools.partial(self._receiver.whole, body), text)
+
+    def _take(self, events: list[ServerEvent]) -> bool:
+        for event in events:
+            self._try(functools.partial(self._receiver.event, event), event.data)
+        return bool(events)
+
+    def _try(self, take: Callable[[], None], text: str) -> None:
+        if self.failure is not None:
+            return
+        try:
+            take()
+        except ModelRequestError as error:
+            self._fail(error)
+        except _WRONG_DATA as error:
+            unreadable = self._unreadable(text)
+            unreadable.__cause__ = error
+            self._fail(unreadable)
+        try:
+            self._receiver.deliver()
+        except Exception as error:  # noqa: BLE001  whatever it is, it's raised once the connection is closed
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = self.failure or error
+
+    def _unreadable(self, text: str) -> ModelRequestError:
+        is_page = text.lstrip()[:1] == "<"
+        return ModelRequestError(
+            f"{self._provider} answered with what is no reply: {text.strip()[:_SHOWN_CHARACTERS]}",
+            code="invalid_request" if is_page else "incomplete_stream",
+            provider=self._provider,
+            retryable=not is_page,
+            hint=f"Check the base URL, {self._base_url}, and what stands between." if is_page else None,
+        )
+
+
+def _is_stream(start: bytes) -> bool | None:
+    """Whether the first bytes of an answer are those of an event stream; None while that can't be said."""
+    start = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if any(start.startswith(field) for field in _FIELDS):
+        return True
+    return None if any(field.startswith(start) for field in _FIELDS) else False

@@ -1,0 +1,334 @@
+"""One request to a provider: sent, its answer read as it comes, every failure one kind of error."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import json
+import logging
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import httpx2
+
+from workbench.errors import ModelRequestError, OptionsError
+from workbench.models.errors import model_http_error, model_network_error
+from workbench.models.keys import Key, masked
+from workbench.models.reading import Reading, Receiver
+from workbench.models.sse import ServerEvent
+
+_logger = logging.getLogger("workbench.models")
+
+_MOST_ERROR_BYTES = 1 << 20
+# After the reply is finished: for the usage, which may come behind it, and for the end of the bytes behind that.
+_USAGE_SECONDS = 15.0
+_END_SECONDS = 1.0
+_STATUSES = {
+    "overloaded_error": 529,
+    "overloaded": 529,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "invalid_request_error": 400,
+    "request_too_large": 413,
+    "timeout_error": 504,
+    "insufficient_quota": 402,
+    "billing_error": 402,
+    "context_length_exceeded": 400,
+    "invalid_prompt": 400,
+    "resource_exhausted": 429,
+    "invalid_argument": 400,
+    "unauthenticated": 401,
+    "permission_denied": 403,
+    "not_found": 404,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeouts:
+    """Seconds: to `connect`, between two `bytes`, comments among them, and between two `events`, which aren't."""
+
+    connect: float = 15.0
+    bytes: float = 120.0
+    events: float = 180.0
+
+
+PATIENT = Timeouts()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Where a provider answers, and how it's asked.
+
+    `key_header` is the header that takes the key, and `key_prefix` what stands before it there, where it isn't what the
+    wire format has. `proxy` None is what the
+    usual variables say, which never goes for this machine itself. `transport` stands in for the network.
+    """
+
+    provider: str
+    base_url: str
+    key: Key | None = None
+    key_header: str = ""
+    key_prefix: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    proxy: str | None = None
+    timeouts: Timeouts = PATIENT
+    transport: httpx2.AsyncBaseTransport | None = None
+
+
+class Wire:
+    """Requests to one endpoint. In an `async with` they share connections; else each has its own, closed after it."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Raises OptionsError for a base URL that can't be used."""
+        self.endpoint = endpoint
+        try:
+            url = httpx2.URL(endpoint.base_url)
+        except httpx2.InvalidURL:
+            raise _bad_url(endpoint) from None
+        if url.scheme not in ("http", "https") or not url.host or url.userinfo:
+            raise _bad_url(endpoint)
+        self._is_local = _is_local(url.host)
+        self._client: httpx2.AsyncClient | None = None
+
+    async def __aenter__(self) -> Self:
+        self._client = self._new_client()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def post(self, path: str, body: Mapping[str, Any], receiver: Receiver, *, stream: bool = True) -> None:
+        """Send `body` as JSON and hand the answer to `receiver`, whichever form it takes.
+
+        Raises ModelRequestError, without a key in it.
+        """
+        # A surrogate that stands alone comes of a name that isn't text; JSON can't carry it.
+        content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream" if stream else "application/json"}
+        await self._send("POST", path, receiver, content=content, headers=headers, stream=stream)
+
+    async def get(self, path: str) -> Any:
+        """The JSON at `path`. Raises as `post` does."""
+        receiver = _Whole()
+        await self._send("GET", path, receiver, content=None, headers={"Accept": "application/json"}, stream=False)
+        return receiver.body
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        receiver: Receiver,
+        *,
+        content: bytes | None,
+        headers: dict[str, str],
+        stream: bool,
+    ) -> None:
+        endpoint = self.endpoint
+        secret = await endpoint.key.read(endpoint.provider) if endpoint.key is not None else ""
+        headers = {**headers, **endpoint.headers}
+        if secret:
+            headers[endpoint.key_header] = endpoint.key_prefix + secret
+        # An answer in one piece comes after all of it was thought of: silence before it means nothing.
+        silence = endpoint.timeouts.bytes if stream else endpoint.timeouts.events
+        try:
+            request = httpx2.Request(
+                method,
+                httpx2.URL(endpoint.base_url.rstrip("/") + path).copy_merge_params(dict(endpoint.query)),
+                headers=headers,
+                content=content,
+                extensions={"timeout": httpx2.Timeout(silence, connect=endpoint.timeouts.connect).as_dict()},
+            )
+        except UnicodeEncodeError:
+            # Its text would show the key.
+            raise ModelRequestError(
+                f"The key for {endpoint.provider} holds what no header can.",
+                code="auth",
+                provider=endpoint.provider,
+                hint="Copy it again.",
+            ) from None
+        try:
+            if self._client is not None:
+                await self._exchange(self._client, request, receiver)
+            else:
+                async with self._new_client() as client:
+                    await self._exchange(client, request, receiver)
+        except ModelRequestError as error:
+            if error.code == "auth" and endpoint.key is not None:
+                endpoint.key.forget()
+            _mask(error, secret, *_credentials(endpoint.proxy))
+            raise
+
+    async def _exchange(self, client: httpx2.AsyncClient, request: httpx2.Request, receiver: Receiver) -> None:
+        provider, has_begun = self.endpoint.provider, False
+        reading = Reading(provider, self.endpoint.base_url, receiver)
+        scope = anyio.CancelScope(deadline=anyio.current_time() + self.endpoint.timeouts.events)
+        try:
+            with scope:
+                response = await client.send(request, stream=True)
+                try:
+                    has_begun = True
+                    _logger.debug("%s answered with status %d", provider, response.status_code)
+                    await self._read(response, reading, receiver, scope)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await response.aclose()
+        except httpx2.HTTPError as error:
+            if reading.failure is None and not receiver.finished:
+                if has_begun and not isinstance(error, httpx2.TimeoutException):
+                    raise _incomplete(provider, "The connection broke in the middle of the reply") from error
+                raise model_network_error(provider, error) from error
+        if reading.failure is not None:
+            raise reading.failure
+        if not receiver.finished:
+            raise (
+                self._silent()
+                if scope.cancelled_caught
+                else _incomplete(provider, "The reply ended before it was whole")
+            )
+
+    async def _read(
+        self, response: httpx2.Response, reading: Reading, receiver: Receiver, scope: anyio.CancelScope
+    ) -> None:
+        if not response.is_success:
+            raise model_http_error(
+                self.endpoint.provider, response.status_code, response.headers, await _beginning(response)
+            )
+        async for chunk in response.aiter_bytes():
+            if reading.failure is None:
+                self._hurry(reading.feed(chunk), receiver, scope)
+            if reading.failure is not None:
+                # Leaving the loop would leave the library's generators behind, unclosed.
+                scope.cancel()
+        reading.end()
+
+    def _hurry(self, was_event: bool, receiver: Receiver, scope: anyio.CancelScope) -> None:
+        """Wait for the next event as long as for the first one, and for no more than the end once the reply is whole."""
+        if receiver.finished:
+            seconds = _END_SECONDS if receiver.done else _USAGE_SECONDS
+            scope.deadline = min(scope.deadline, anyio.current_time() + seconds)
+        elif was_event:
+            scope.deadline = anyio.current_time() + self.endpoint.timeouts.events
+
+    def _silent(self) -> ModelRequestError:
+        return ModelRequestError(
+            f"{self.endpoint.provider} sent nothing of a reply for {self.endpoint.timeouts.events:g} seconds.",
+            code="network",
+            provider=self.endpoint.provider,
+            retryable=True,
+        )
+
+    def _new_client(self) -> httpx2.AsyncClient:
+        endpoint = self.endpoint
+        try:
+            return httpx2.AsyncClient(
+                verify=_trust(),
+                proxy=endpoint.proxy,
+                transport=endpoint.transport,
+                trust_env=not self._is_local,
+            )
+        except (ValueError, ImportError, httpx2.InvalidURL):
+            raise ModelRequestError(
+                f"The proxy for {endpoint.provider} can't be used.",
+                provider=endpoint.provider,
+                hint="A proxy is http://HOST:PORT; for socks5://HOST:PORT install httpx2[socks].",
+            ) from None  # its text may hold the proxy's password
+
+
+class _Whole:
+    """Takes in JSON, whatever it is."""
+
+    def __init__(self) -> None:
+        self.body: Any = None
+        self.finished = self.done = False
+
+    def event(self, event: ServerEvent) -> None:
+        raise ValueError(event)
+
+    def whole(self, body: Any) -> None:
+        self.body = body
+        self.finished = self.done = True
+
+    def deliver(self) -> None:
+        pass
+
+
+def stream_error(provider: str, error: Any) -> ModelRequestError:
+    """The error for one that came inside an answer of status 200: `error` is what the provider says of it."""
+    described = error if isinstance(error, dict) else {"message": str(error)}
+    status = next(
+        (status for status in (_status(described.get(name)) for name in ("code", "type", "status")) if status), None
+    )
+    body = json.dumps({"error": described}, ensure_ascii=False).encode("utf-8", "replace")
+    if status is None:
+        text = body.decode().lower()
+        status = 529 if "overloaded" in text else 400 if "context" in text and "maximum" in text else 502
+    return model_http_error(provider, status, {}, body)
+
+
+def _status(named: Any) -> int | None:
+    if isinstance(named, int) and 400 <= named < 600:
+        return named
+    if isinstance(named, str):
+        return int(named) if named.isdigit() and 400 <= int(named) < 600 else _STATUSES.get(named.lower())
+    return None
+
+
+def _incomplete(provider: str, what: str) -> ModelRequestError:
+    return ModelRequestError(f"{what}, from {provider}.", code="incomplete_stream", provider=provider, retryable=True)
+
+
+async def _beginning(response: httpx2.Response) -> bytes:
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk[: _MOST_ERROR_BYTES - len(body)]
+    return body
+
+
+def _mask(error: ModelRequestError, *secrets: str) -> None:
+    error.message = masked(error.message, *secrets)
+    error.args = (error.message,)
+    if error.hint is not None:
+        error.hint = masked(error.hint, *secrets)
+
+
+def _credentials(url: str | None) -> tuple[str, ...]:
+    if url is None:
+        return ()
+    try:
+        return tuple(filter(None, (httpx2.URL(url).password, httpx2.URL(url).userinfo.decode())))
+    except (httpx2.InvalidURL, UnicodeDecodeError):
+        return ()
+
+
+def _bad_url(endpoint: Endpoint) -> OptionsError:
+    return OptionsError(
+        f"The base URL of {endpoint.provider} can't be used.",
+        hint="It begins with http:// or https:// and a host; credentials belong into its key or its headers.",
+    )
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+@functools.cache
+def _trust() -> ssl.SSLContext:
+    # Reading the system's certificates takes longer than a short request.
+    return httpx2.create_ssl_context()
