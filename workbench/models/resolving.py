@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx2
+import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench import config
@@ -113,7 +113,7 @@ def configured(
     *,
     key_command: str = "",
     timeouts: Timeouts = PATIENT,
-    transport: httpx2.AsyncBaseTransport | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
 ) -> Configured:
     """How the provider of that name would be asked. Raises ModelNotFoundError and OptionsError."""
     name = _ALIASES.get(name, name)
@@ -145,7 +145,7 @@ def resolve(
     key_command: str = "",
     settings: Settings | None = None,
     timeouts: Timeouts = PATIENT,
-    transport: httpx2.AsyncBaseTransport | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
 ) -> WireModel:
     """The model `provider/model`; `settings` None are the person's.
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import httpx2
+import httpx
 
 from workbench.errors import ModelRequestError, OptionsError
 from workbench.models.errors import model_http_error, model_network_error
@@ -80,7 +80,7 @@ class Endpoint:
     query: Mapping[str, str] = field(default_factory=dict)
     proxy: str | None = None
     timeouts: Timeouts = PATIENT
-    transport: httpx2.AsyncBaseTransport | None = None
+    transport: httpx.AsyncBaseTransport | None = None
 
 
 class Wire:
@@ -90,13 +90,13 @@ class Wire:
         """Raises OptionsError for a base URL that can't be used."""
         self.endpoint = endpoint
         try:
-            url = httpx2.URL(endpoint.base_url)
-        except httpx2.InvalidURL:
+            url = httpx.URL(endpoint.base_url)
+        except httpx.InvalidURL:
             raise _bad_url(endpoint) from None
         if url.scheme not in ("http", "https") or not url.host or url.userinfo:
             raise _bad_url(endpoint)
         self._is_local = _is_local(url.host)
-        self._client: httpx2.AsyncClient | None = None
+        self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
         self._client = self._new_client()
@@ -143,12 +143,12 @@ class Wire:
         # An answer in one piece comes after all of it was thought of: silence before it means nothing.
         silence = endpoint.timeouts.bytes if stream else endpoint.timeouts.events
         try:
-            request = httpx2.Request(
+            request = httpx.Request(
                 method,
-                httpx2.URL(endpoint.base_url.rstrip("/") + path).copy_merge_params(dict(endpoint.query)),
+                httpx.URL(endpoint.base_url.rstrip("/") + path).copy_merge_params(dict(endpoint.query)),
                 headers=headers,
                 content=content,
-                extensions={"timeout": httpx2.Timeout(silence, connect=endpoint.timeouts.connect).as_dict()},
+                extensions={"timeout": httpx.Timeout(silence, connect=endpoint.timeouts.connect).as_dict()},
             )
         except UnicodeEncodeError:
             # Its text would show the key.
@@ -170,7 +170,7 @@ class Wire:
             _mask(error, secret, *_credentials(endpoint.proxy))
             raise
 
-    async def _exchange(self, client: httpx2.AsyncClient, request: httpx2.Request, receiver: Receiver) -> None:
+    async def _exchange(self, client: httpx.AsyncClient, request: httpx.Request, receiver: Receiver) -> None:
         provider, has_begun = self.endpoint.provider, False
         reading = Reading(provider, self.endpoint.base_url, receiver)
         scope = anyio.CancelScope(deadline=anyio.current_time() + self.endpoint.timeouts.events)
@@ -184,9 +184,9 @@ class Wire:
                 finally:
                     with anyio.CancelScope(shield=True):
                         await response.aclose()
-        except httpx2.HTTPError as error:
+        except httpx.HTTPError as error:
             if reading.failure is None and not receiver.finished:
-                if has_begun and not isinstance(error, httpx2.TimeoutException):
+                if has_begun and not isinstance(error, httpx.TimeoutException):
                     raise _incomplete(provider, "The connection broke in the middle of the reply") from error
                 raise model_network_error(provider, error) from error
         if reading.failure is not None:
@@ -199,7 +199,7 @@ class Wire:
             )
 
     async def _read(
-        self, response: httpx2.Response, reading: Reading, receiver: Receiver, scope: anyio.CancelScope
+        self, response: httpx.Response, reading: Reading, receiver: Receiver, scope: anyio.CancelScope
     ) -> None:
         if not response.is_success:
             raise model_http_error(
@@ -229,20 +229,20 @@ class Wire:
             retryable=True,
         )
 
-    def _new_client(self) -> httpx2.AsyncClient:
+    def _new_client(self) -> httpx.AsyncClient:
         endpoint = self.endpoint
         try:
-            return httpx2.AsyncClient(
+            return httpx.AsyncClient(
                 verify=_trust(),
                 proxy=endpoint.proxy,
                 transport=endpoint.transport,
                 trust_env=not self._is_local,
             )
-        except (ValueError, ImportError, httpx2.InvalidURL):
+        except (ValueError, ImportError, httpx.InvalidURL):
             raise ModelRequestError(
                 f"The proxy for {endpoint.provider} can't be used.",
                 provider=endpoint.provider,
-                hint="A proxy is http://HOST:PORT; for socks5://HOST:PORT install httpx2[socks].",
+                hint="A proxy is http://HOST:PORT; for socks5://HOST:PORT install httpx[socks].",
             ) from None  # its text may hold the proxy's password
 
 
@@ -289,7 +289,7 @@ def _incomplete(provider: str, what: str) -> ModelRequestError:
     return ModelRequestError(f"{what}, from {provider}.", code="incomplete_stream", provider=provider, retryable=True)
 
 
-async def _beginning(response: httpx2.Response) -> bytes:
+async def _beginning(response: httpx.Response) -> bytes:
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk[: _MOST_ERROR_BYTES - len(body)]
@@ -307,8 +307,8 @@ def _credentials(url: str | None) -> tuple[str, ...]:
     if url is None:
         return ()
     try:
-        return tuple(filter(None, (httpx2.URL(url).password, httpx2.URL(url).userinfo.decode())))
-    except (httpx2.InvalidURL, UnicodeDecodeError):
+        return tuple(filter(None, (httpx.URL(url).password, httpx.URL(url).userinfo.decode())))
+    except (httpx.InvalidURL, UnicodeDecodeError):
         return ()
 
 
@@ -331,4 +331,4 @@ def _is_local(host: str) -> bool:
 @functools.cache
 def _trust() -> ssl.SSLContext:
     # Reading the system's certificates takes longer than a short request.
-    return httpx2.create_ssl_context()
+    return httpx.create_ssl_context()
