@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Literal
@@ -117,9 +117,11 @@ class FileAdapter(ABC):
     home: HomeRule | None = None
     specification_version: Literal["sessions-v1"] = "sessions-v1"
 
-    @abstractmethod
+    directory: ClassVar[str] = ""
+
     def roots(self, home: AgentHome) -> tuple[str, ...]:
-        """The directories that hold this agent's sessions."""
+        """The directories that hold this agent's sessions: one of each of the home's, `directory` unless overridden."""
+        return tuple(join(path, self.directory) for path in home.paths)
 
     @abstractmethod
     def is_session(self, path: str, root: str) -> bool:
@@ -243,11 +245,6 @@ class FileAdapter(ABC):
         except UnknownGenerationError as error:
             return UnknownFormat(path=ref.path, agent=self.agent, generation=str(error))
         return None
-
-
-def subdirectory(*names: str) -> Callable[[AgentHome], tuple[str, ...]]:
-    """A `roots` that is one directory of each of the home's."""
-    return lambda home: tuple(join(path, *names) for path in home.paths)
 
 
 def stem(path: str) -> str:

@@ -26,12 +26,13 @@ class Ends:
     """What both ends of a file hold: whole records, or, where none fits, what its cut beginning tells.
 
     `head` and `tail` are objects in the file's order, none in both. `last_at` is the latest time that the raw bytes of
-    the tail name.
+    the tail name. `value` is what a file that is one document begins with.
     """
 
     head: list[dict[str, Any]]
     tail: list[dict[str, Any]] = field(default_factory=list)
     last_at: datetime | None = None
+    value: Any = None
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -82,6 +83,16 @@ async def read_ends(platform: SessionPlatform, path: str, size: int) -> Ends:
     return Ends(_head(data, whole=False), _objects(rest.split(b"\n")), last_moment_in(end or first))
 
 
+async def read_document_ends(platform: SessionPlatform, path: str, size: int) -> Ends:
+    """At most 64 KB from each end of a file that is one document. Raises OSError."""
+    data = await platform.fs.read(path, offset=0, length=END_BYTES)
+    value = parse_partial(data)
+    if size <= END_BYTES:
+        return Ends([], last_at=last_moment_in(data), value=value)
+    end = await platform.fs.read(path, offset=max(size - END_BYTES, END_BYTES), length=END_BYTES)
+    return Ends([], last_at=last_moment_in(end), value=value)
+
+
 async def _decompressed(platform: SessionPlatform, path: str, data: bytes) -> bytes:
     if platform.decompress is None:
         raise OSError("this host can't decode a compressed session")
@@ -103,7 +114,7 @@ def _head(data: bytes, *, whole: bool) -> list[dict[str, Any]]:
     if whole:
         return _objects(lines)
     found = _objects(lines[:-1])
-    if not found and (cut := parse_partial(lines[0])):
+    if not found and (cut := mapping(parse_partial(lines[0]))):
         return [cut]
     return found
 
@@ -268,7 +279,7 @@ async def small_document(platform: SessionPlatform, path: str) -> dict[str, Any]
         data = await platform.fs.read(path, length=END_BYTES)
     except OSError:
         return {}
-    return parse_partial(data)
+    return mapping(parse_partial(data))
 
 
 async def walk(

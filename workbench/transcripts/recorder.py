@@ -103,13 +103,14 @@ class Recorder:
             lane = known.model_copy(update={key: value for key, value in lane if value is not None})
         self.lanes[lane.id] = lane
 
-    def begin(self, key: str) -> None:
-        """What follows belongs to the agent's message of this key, and replaces what an earlier one of it gave."""
+    def begin(self, key: str, *, anew: bool = True) -> None:
+        """What follows belongs to the agent's message of this key, and replaces what it gave before, or adds to it."""
+        self._abandoned.discard(key)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group()
             self._all.append(group)
-        else:
+        elif anew:
             group.events.clear()
             group.prompts.clear()
             group.counts.clear()

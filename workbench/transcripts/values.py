@@ -143,12 +143,15 @@ def parse_all(data: bytes) -> Iterator[tuple[Any, int, int]]:
         at = end
 
 
-def parse_partial(data: bytes) -> dict[str, Any]:
-    """What can be told of an object that is cut somewhere; {} where that is nothing."""
-    try:
-        return mapping(from_json(data.removeprefix(_BOM).lstrip(), allow_partial="trailing-strings"))
-    except ValueError:
-        return {}
+def parse_partial(data: bytes) -> Any:
+    """What can be told of a value that is cut somewhere; None where that is nothing."""
+    data = data.removeprefix(_BOM).lstrip()
+    for cut_bytes in range(4):  # the last character may be cut too
+        try:
+            return from_json(data[: len(data) - cut_bytes], allow_partial="trailing-strings")
+        except ValueError:
+            continue
+    return None
 
 
 def cut(text: str, length: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ from workbench.protocol.messages import Usage
 from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, parent, stem
 from workbench.transcripts.homes import AgentHome, join
+from workbench.transcripts.messages import tell_call
 from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Lane, LinePointer, SessionListFailure
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends, read_ends, small_document, walk
@@ -52,7 +52,6 @@ _ENVELOPE = re.compile(r"\s*<(system-reminder|ide_opened_file|ide_selection)>.*?
 _COMMAND = re.compile(r"<command-name>(.*?)</command-name>", re.DOTALL)
 _ARGUMENTS = re.compile(r"<command-args>(.*?)</command-args>", re.DOTALL)
 _RECENT = 1000
-_WRITES = frozenset(("Edit", "MultiEdit", "Write", "NotebookEdit"))
 
 
 def typed(text: str) -> str:
@@ -326,12 +325,8 @@ class _Pass:
         elif kind in ("thinking", "redacted_thinking"):
             recorder.event("reasoning", source, lane=lane, at=at, text=string(block.get("thinking")))
         elif kind in ("tool_use", "server_tool_use"):
-            id, name, given = named(block.get("id")) or place, string(block.get("name")), mapping(block.get("input"))
-            arguments = json.dumps(given, ensure_ascii=False) if recorder.keep else ""
-            recorder.call(id, name, source, lane=lane, at=at, arguments=arguments)
-            if name in _WRITES:
-                path = string(given.get("file_path") or given.get("notebook_path"))
-                recorder.edit(path, source, call_id=id, lane=lane, at=at)
+            id = named(block.get("id")) or place
+            tell_call(recorder, id, string(block.get("name")), block.get("input"), source, lane=lane, at=at)
 
     def _user(self, record: dict[str, Any], message: dict[str, Any], source: LinePointer, lane: str) -> None:
         recorder = self._recorder

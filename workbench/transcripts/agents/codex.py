@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 from workbench.protocol.messages import Usage
 from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, stem
 from workbench.transcripts.homes import AgentHome, join
+from workbench.transcripts.messages import tell_call
 from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, EditAction, Lane, LinePointer, SessionListFailure
-from workbench.transcripts.patches import patched_files
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends, read_lines, walk
 from workbench.transcripts.values import block_text, count, items, mapping, moment, named, parse, string
@@ -375,11 +375,7 @@ class _Thread:
         id = named(item.get("call_id")) or named(item.get("id")) or f"{self.id}:{source.offset}"
         name = named(item.get("name")) or named(mapping(item.get("function")).get("name")) or kind.removesuffix("_call")
         given = next((item[key] for key in ("arguments", "input", "action") if item.get(key) is not None), "")
-        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        self._recorder.call(id, name, source, lane=self._lane, at=at, arguments=arguments)
-        if "*** Begin Patch" in arguments:
-            for path, action, moved_to in patched_files(_patch_text(arguments)):
-                self._recorder.edit(path, source, action=action, call_id=id, lane=self._lane, at=at, moved_to=moved_to)
+        tell_call(self._recorder, id, name, given, source, lane=self._lane, at=at)
 
     def _result(self, item: dict[str, Any], source: LinePointer, at: Any) -> None:
         id = string(item.get("call_id"))
@@ -515,18 +511,3 @@ def _outcome(output: object) -> tuple[str, bool | None]:
         return text, fields["success"]
     told = _EXIT.search(text[:512])
     return text, told is None or told[1] == "0"
-
-
-def _patch_text(arguments: str) -> str:
-    """The patch in a call's arguments: these themselves, or strings in the JSON that they are."""
-    try:
-        return "\n".join(_strings(parse(arguments.encode("utf-8", "replace"))))
-    except ValueError:
-        return arguments
-
-
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    for each in [*items(value), *mapping(value).values()]:
-        yield from _strings(each)
