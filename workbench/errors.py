@@ -39,6 +39,7 @@
     ├── LockError                     lock_failed
     ├── StoreError                    store_failed
     ├── CapabilityUnsupportedError    capability_unsupported
+    ├── TranscriptError               transcript_unreadable
     └── OperationCancelledError       cancelled
 
 A code is stable: programs may match on it. A message says what happened in one sentence, a hint what to do next.
@@ -285,3 +286,9 @@ class OperationCancelledError(WorkbenchError):
     """A signal was cancelled without a reason of its own."""
 
     default_code = "cancelled"
+
+
+class TranscriptError(WorkbenchError):
+    """Another agent's session is there and can't be read."""
+
+    default_code = "transcript_unreadable"

@@ -20,6 +20,7 @@ from workbench.cli.port import port
 from workbench.cli.prune import command as prune
 from workbench.cli.review import review
 from workbench.cli.sessions import sessions
+from workbench.cli.transcripts import transcripts
 from workbench.cli.travel import checkpoint, fork, log, redo, rewind
 
 WORK, BACKGROUND, LOOK, DECIDE = "Work", "In the background", "Look", "Decide"
@@ -63,6 +64,7 @@ app.command(rich_help_panel=TRAVEL)(redo)
 app.command(rich_help_panel=TRAVEL)(fork)
 app.command("prune", rich_help_panel=TRAVEL)(prune)
 app.add_typer(images, name="images", rich_help_panel=OTHERS)
+app.add_typer(transcripts, name="transcripts", rich_help_panel=OTHERS)
 
 
 def _version(wanted: bool) -> None:

@@ -1,8 +1,8 @@
 """Public helpers for tests: conformance suites, freezing, scripted models, model providers.
 
-`StorageContract`, `OverlayContract`, `SandboxContract`, `HistoryContract`, `LockerContract` and `SessionStoreContract` are
-classes that pytest collects once they're subclassed, and need nothing but pytest's `tmp_path`; with
-`pytest.register_assert_rewrite("workbench.testing")` in your conftest.py their failures show the values. `freeze` makes an
+`StorageContract`, `OverlayContract`, `SandboxContract`, `HistoryContract`, `LockerContract`, `SessionStoreContract` and
+`SessionAdapterContract` are classes that pytest collects once they're subclassed, and need nothing but pytest's `tmp_path`;
+with `pytest.register_assert_rewrite("workbench.testing")` in your conftest.py their failures show the values. `freeze` makes an
 overlay's whole content its lower layer. `ScriptedModel` answers from a script of `Turn`s; `StubModelServer` is a model
 provider on this machine, which answers from a script in every wire format.
 """
@@ -17,11 +17,13 @@ from workbench.testing.model_server import StubModelServer, StubRequest
 from workbench.testing.overlay_contract import OverlayContract
 from workbench.testing.sandbox_contract import SandboxContract, SandboxLayers
 from workbench.testing.scripted_model import ScriptedModel, Turn
+from workbench.testing.session_adapter_contract import CountingPlatform, SessionAdapterContract
 from workbench.testing.session_store_contract import SessionStoreContract
 from workbench.testing.storage_contract import StorageContract
 from workbench.testing.trees import Directory, File, Link, Tree
 
 __all__ = [
+    "CountingPlatform",
     "Directory",
     "File",
     "HistoryContract",
@@ -31,6 +33,7 @@ __all__ = [
     "SandboxContract",
     "SandboxLayers",
     "ScriptedModel",
+    "SessionAdapterContract",
     "SessionStoreContract",
     "StorageContract",
     "StubCall",

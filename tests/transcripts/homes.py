@@ -1,0 +1,206 @@
+"""A small home of each agent with one session in it, as that agent writes them.
+
+In every one a user asks to "fix the parser", is answered "Done.", and a file is written by a tool call where the agent
+records such; the models' answers cost 130 tokens in, 20 of them cached, and 30 out, wherever it tells.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+ASKED, ANSWERED, WHERE = "fix the parser", "Done.", "/work/project"
+T0, T1, T2 = "2026-03-01T10:00:00.000Z", "2026-03-01T10:00:05.000Z", "2026-03-01T10:00:09.000Z"
+
+
+def lines(path: Path, *records: object) -> None:
+    """A file of JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def document(path: Path, value: object) -> None:
+    """A file that is one JSON document."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def claude_code(home: Path) -> None:
+    chain = {"sessionId": "c1", "cwd": WHERE, "gitBranch": "main", "version": "2.1.0", "isSidechain": False}
+    used = {"input_tokens": 10, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 100, "output_tokens": 30}
+    answer = {"id": "msg_1", "role": "assistant", "model": "claude-opus-4-8", "usage": used}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Write", "input": {"file_path": "/work/project/a.py"}}
+    lines(
+        home / "projects" / "-work-project" / "c1.jsonl",
+        {"type": "user", "uuid": "u1", "timestamp": T0, "message": {"role": "user", "content": ASKED}, **chain},
+        {"type": "assistant", "uuid": "u2", "timestamp": T1, "message": {**answer, "content": [call]}, **chain},
+        {
+            "type": "user",
+            "uuid": "u3",
+            "timestamp": T1,
+            "message": {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "ok"}],
+            },
+            "toolUseResult": {"type": "create", "filePath": "/work/project/a.py"},
+            **chain,
+        },
+        {
+            "type": "assistant",
+            "uuid": "u4",
+            "timestamp": T2,
+            "message": {**answer, "content": [{"type": "text", "text": ANSWERED}]},
+            **chain,
+        },
+    )
+
+
+def codex(home: Path) -> None:
+    used = {
+        "input_tokens": 130,
+        "cached_input_tokens": 20,
+        "output_tokens": 30,
+        "reasoning_output_tokens": 5,
+        "total_tokens": 160,
+    }
+    patch = "*** Begin Patch\n*** Add File: a.py\n+x\n*** End Patch"
+    lines(
+        home / "sessions" / "2026" / "03" / "01" / "rollout-2026-03-01T10-00-00-x1.jsonl",
+        {"timestamp": T0, "type": "session_meta", "payload": {"id": "x1", "timestamp": T0, "cwd": WHERE}},
+        {"timestamp": T0, "type": "turn_context", "payload": {"turn_id": "t1", "cwd": WHERE, "model": "gpt-5.5"}},
+        {"timestamp": T0, "type": "event_msg", "payload": {"type": "user_message", "message": ASKED}},
+        {
+            "timestamp": T0,
+            "type": "response_item",
+            "payload": {"type": "message", "role": "user", "content": [{"type": "input_text", "text": ASKED}]},
+        },
+        {
+            "timestamp": T1,
+            "type": "response_item",
+            "payload": {"type": "custom_tool_call", "name": "apply_patch", "call_id": "1", "input": patch},
+        },
+        {
+            "timestamp": T1,
+            "type": "response_item",
+            "payload": {"type": "custom_tool_call_output", "call_id": "1", "output": "ok"},
+        },
+        {
+            "timestamp": T2,
+            "type": "event_msg",
+            "payload": {"type": "token_count", "info": {"total_token_usage": used, "last_token_usage": used}},
+        },
+        {
+            "timestamp": T2,
+            "type": "response_item",
+            "payload": {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": ANSWERED}]},
+        },
+    )
+
+
+def gemini_cli(home: Path) -> None:
+    project = home / "tmp" / "project"
+    call = {"id": "call_1", "name": "write_file", "args": {"file_path": "/work/project/a.py"}, "status": "success"}
+    used = {"input": 130, "cached": 20, "output": 25, "thoughts": 5, "tool": 0, "total": 160}
+    reply = {"id": "g2", "timestamp": T1, "type": "gemini", "content": ANSWERED, "tokens": used, "model": "gemini-3"}
+    lines(
+        project / "chats" / "session-2026-03-01T10-00-g1.jsonl",
+        {"sessionId": "g1", "projectHash": "h", "startTime": T0, "lastUpdated": T0, "kind": "main"},
+        {"$set": {"messages": [{"id": "g0", "timestamp": T0, "type": "user", "content": "<session_context>..."}]}},
+        {"id": "g1", "timestamp": T0, "type": "user", "content": [{"text": ASKED}]},
+        {**reply, "content": ""},
+        {**reply, "toolCalls": [call]},
+        {"$set": {"lastUpdated": T2}},
+    )
+    (project / ".project_root").write_text(WHERE)
+
+
+def qwen_code(home: Path) -> None:
+    chain = {"sessionId": "q1", "cwd": WHERE, "version": "0.20.0", "gitBranch": "main"}
+    used = {
+        "promptTokenCount": 130,
+        "cachedContentTokenCount": 20,
+        "candidatesTokenCount": 25,
+        "thoughtsTokenCount": 5,
+        "totalTokenCount": 160,
+    }
+    call = {"functionCall": {"id": "call_1", "name": "write_file", "args": {"file_path": "/work/project/a.py"}}}
+    result = {"functionResponse": {"id": "call_1", "name": "write_file", "response": {"output": "ok"}}}
+
+    def record(number: int, kind: str, at: str, role: str, parts: list[object], **more: object) -> dict[str, object]:
+        before = f"u{number - 1}" if number > 1 else None
+        message = {"role": role, "parts": parts}
+        about = {"uuid": f"u{number}", "parentUuid": before, "timestamp": at, "type": kind, "message": message}
+        return {**about, **chain, **more}
+
+    lines(
+        home / "projects" / "-work-project" / "chats" / "q1.jsonl",
+        record(1, "user", T0, "user", [{"text": ASKED}]),
+        record(2, "assistant", T1, "model", [call], model="coder", usageMetadata=used),
+        record(3, "tool_result", T1, "user", [result], toolCallResult={"callId": "call_1", "status": "success"}),
+        record(4, "assistant", T2, "model", [{"text": ANSWERED}], model="coder"),
+    )
+
+
+def copilot_cli(home: Path) -> None:
+    def event(kind: str, at: str, **data: object) -> dict[str, object]:
+        return {"type": kind, "data": data, "id": f"{kind}-{at}", "timestamp": at, "parentId": None}
+
+    used = {"inputTokens": 130, "cacheReadTokens": 20, "cacheWriteTokens": 0, "outputTokens": 30}
+    call = {"toolCallId": "call_1", "name": "create", "arguments": {"path": "/work/project/a.py"}}
+    lines(
+        home / "session-state" / "p1" / "events.jsonl",
+        event("session.start", T0, sessionId="p1", version=1, startTime=T0, context={"cwd": WHERE, "branch": "main"}),
+        event("user.message", T0, content=ASKED, transformedContent=f"<context/>{ASKED}"),
+        event("assistant.message", T1, messageId="m1", content="", toolRequests=[call], outputTokens=20),
+        event("tool.execution_complete", T1, toolCallId="call_1", success=True, result={"content": "ok"}),
+        event("assistant.message", T2, messageId="m2", content=ANSWERED, toolRequests=[], outputTokens=10),
+        event("session.shutdown", T2, modelMetrics={"gpt-5": {"requests": {"count": 2}, "usage": used}}),
+    )
+
+
+def pi(home: Path) -> None:
+    used = {"input": 10, "cacheRead": 20, "cacheWrite": 100, "output": 30, "totalTokens": 160, "cost": {"total": 0.01}}
+    call = {"type": "toolCall", "id": "call_1", "name": "write", "arguments": {"path": "/work/project/a.py"}}
+    reply = {"role": "assistant", "model": "claude-opus-4-8", "usage": used, "content": [call]}
+
+    def entry(number: int, at: str, message: dict[str, object]) -> dict[str, object]:
+        before = f"{number - 1:08x}" if number > 1 else None
+        return {"type": "message", "id": f"{number:08x}", "parentId": before, "timestamp": at, "message": message}
+
+    lines(
+        home / "sessions" / "--work-project--" / "2026-03-01T10-00-00-000Z_i1.jsonl",
+        {"type": "session", "version": 3, "id": "i1", "timestamp": T0, "cwd": WHERE},
+        entry(1, T0, {"role": "user", "content": [{"type": "text", "text": ASKED}]}),
+        entry(2, T1, {**reply, "content": [call, {"type": "text", "text": ANSWERED}]}),
+        entry(3, T2, {"role": "toolResult", "toolCallId": "call_1", "content": [{"type": "text", "text": "ok"}]}),
+    )
+
+
+def droid(home: Path) -> None:
+    def message(id: str, at: str, role: str, *content: object) -> dict[str, object]:
+        return {"type": "message", "id": id, "timestamp": at, "message": {"role": role, "content": list(content)}}
+
+    folder = home / "sessions" / "work-project"
+    reminder = f"<system-reminder>\nBe brief.\n</system-reminder>\n\n{ASKED}"
+    call = {"type": "tool_use", "id": "call_1", "name": "Create", "input": {"file_path": "/work/project/a.py"}}
+    lines(
+        folder / "d1.jsonl",
+        {"type": "session_start", "id": "d1", "title": "New Session", "sessionTitle": "Parser", "cwd": WHERE},
+        message("m1", T0, "user", {"type": "text", "text": reminder}),
+        message("m2", T1, "assistant", call),
+        message("m3", T1, "user", {"type": "tool_result", "tool_use_id": "call_1", "content": "ok"}),
+        message("m4", T2, "assistant", {"type": "text", "text": ANSWERED}),
+    )
+    used = {"inputTokens": 10, "outputTokens": 30, "cacheCreationTokens": 100, "cacheReadTokens": 20}
+    document(folder / "d1.settings.json", {"model": "claude-opus-4-8", "tokenUsage": used})
+
+
+HOMES = {
+    "claude-code": claude_code,
+    "codex": codex,
+    "copilot-cli": copilot_cli,
+    "droid": droid,
+    "gemini-cli": gemini_cli,
+    "pi": pi,
+    "qwen-code": qwen_code,
+}

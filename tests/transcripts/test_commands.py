@@ -1,0 +1,137 @@
+"""`workbench transcripts`, as a person and as a program uses it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.transcripts.homes import ANSWERED, ASKED, T0, claude_code, codex, lines
+from workbench.cli.transcripts import transcripts
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user with a session of Claude Code and one of Codex."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    claude_code(tmp_path / ".claude")
+    codex(tmp_path / ".codex")
+    return tmp_path
+
+
+def ran(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(transcripts, list(arguments))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def told(*arguments: str) -> Any:
+    return json.loads(ran(*arguments, "--json").stdout)
+
+
+def test_sessions_are_listed_for_people_and_for_programs(home: Path) -> None:
+    head, *rows = ran("list").stdout.splitlines()
+    assert head.split("\t")[0] == "AGENT"
+    assert sorted(row.split("\t")[0] for row in rows) == ["claude-code", "codex"]
+    assert all(row.endswith(ASKED) for row in rows)
+    assert {item["ref"]["session_id"] for item in told("list")} == {"c1", "x1"}
+    assert [item["ref"]["agent"] for item in told("list", "--agent", "claude")] == ["claude-code"]
+    assert len(told("list", "--limit", "1")) == 1
+    assert len(told("list", "--project", "/work")) == 2
+    assert told("list", "--project", "/work/proj") == []
+
+
+def test_what_can_t_be_read_is_an_item_for_programs_and_said_to_people(home: Path) -> None:
+    folder = home / ".codex" / "sessions" / "rollout-2026-03-02T10-00-00-z.jsonl.zst"
+    folder.write_bytes(b"\x28\xb5\x2f\xfd" + b"damaged" * 20)
+    assert "can't be read" in ran("list").stderr
+    assert [item["error"]["_tag"] for item in told("list") if "error" in item] == ["ReadFailed"]
+
+
+def test_a_session_is_shown_by_its_id_its_beginning_or_its_file(home: Path) -> None:
+    path = home / ".claude" / "projects" / "-work-project" / "c1.jsonl"
+    for named in ("c1", "c", str(path)):
+        shown = ran("show", named).stdout
+        assert ASKED in shown
+        assert ANSWERED in shown
+    assert told("show", "x1")["session_id"] == "x1"
+    assert "session_not_found" in ran("show", "nobody", code=1).stderr
+    assert "2 sessions" in ran("show", "", code=2).stderr
+
+
+def test_what_was_said_is_searched(home: Path) -> None:
+    assert len(ran("search", "FIX the").stdout.splitlines()) == 2
+    assert [match["event"]["kind"] for match in told("search", "done", "--agent", "codex")] == ["reply"]
+    assert ran("search", "nothing of this", code=1).stdout == ""
+    ran("search", " ", code=2)
+
+
+def test_usage_is_added_up_and_copies_count_once(home: Path) -> None:
+    original = home / ".claude" / "projects" / "-work-project" / "c1.jsonl"
+    (original.parent / "copy.jsonl").write_bytes(original.read_bytes())
+    for by, names in (
+        ("agent", {"claude-code", "codex", "total"}),
+        ("model", {"claude-opus-4-8", "gpt-5.5", "total"}),
+        ("project", {"/work/project", "total"}),
+    ):
+        rows = {row["name"]: row for row in told("usage", "--by", by)}
+        assert rows.keys() == names
+        assert (rows["total"]["input_tokens"], rows["total"]["output_tokens"]) == (260, 60)
+    assert told("usage", "--since", "2026-04-01")[-1]["requests"] == 0
+    assert told("usage", "--until", "2026-04-01")[-1]["requests"] == 2
+    assert "COST" in ran("usage").stdout.splitlines()[0]
+    ran("usage", "--since", "yesterday", code=2)
+
+
+def test_costs_are_those_recorded_else_worked_out_from_prices(home: Path, tmp_path: Path) -> None:
+    record = {
+        "type": "assistant",
+        "sessionId": "p",
+        "timestamp": T0,
+        "costUSD": 0.5,
+        "message": {"id": "paid", "model": "m", "usage": {"input_tokens": 1, "output_tokens": 1}},
+    }
+    lines(home / ".claude" / "projects" / "p" / "p.jsonl", record)
+    [row, _] = told("usage", "--by", "agent", "--agent", "claude")
+    assert (row["cost_usd"], row["without_cost"]) == (0.5, 1)
+    assert ran("usage", "--by", "agent", "--agent", "claude").stdout.splitlines()[1].endswith("$0.50+")
+    prices = tmp_path / "prices.json"
+    prices.write_text(
+        json.dumps(
+            {
+                "claude-opus-4-8": {
+                    "input_cost_per_token": 0.01,
+                    "output_cost_per_token": 0.1,
+                    "cache_read_input_token_cost": 0.001,
+                }
+            }
+        )
+    )
+    [row, _] = told("usage", "--by", "agent", "--agent", "claude", "--prices", str(prices))
+    # 10 fresh and 100 written at 0.01, 20 read at 0.001, 30 out at 0.1
+    assert (row["cost_usd"], row["without_cost"]) == (pytest.approx(0.5 + 1.1 + 0.02 + 3.0), 0)
+    prices.write_text("[]")
+    ran("usage", "--prices", str(prices), code=2)
+
+
+def test_a_session_is_exported_as_markdown_and_as_html_that_runs_nothing(home: Path, tmp_path: Path) -> None:
+    attack = "<script>alert(1)</script> ![x](http://example.com/x.png) [y](javascript:alert(2)) `code`"
+    record = {"type": "user", "sessionId": "a", "timestamp": T0, "message": {"content": attack}}
+    lines(home / ".claude" / "projects" / "p" / "a.jsonl", record)
+    assert f"\n{attack}\n" in ran("export", "a").stdout
+    target = tmp_path / "a.html"
+    ran("export", "a", "--format", "html", "-o", str(target))
+    written = target.read_text()
+    assert "<script" not in written
+    assert "<img" not in written
+    assert 'href="javascript' not in written
+    assert "<code>code</code>" in written
+    assert "default-src 'none'" in written
+    ran("export", "a", "-o", str(target), code=1)
+    assert target.read_text() == written

@@ -1,0 +1,152 @@
+"""Real sessions of each agent, with totals that were counted by hand or by those who published them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from workbench.transcripts import (
+    LocalPlatform,
+    SessionPromptsOptions,
+    SessionRef,
+    SessionSummaryWithPrompts,
+    SummarizingAdapter,
+    Transcript,
+    builtin_provider,
+    find_adapter,
+    fold,
+)
+
+
+def summed(agent: str, path: Path) -> SessionSummaryWithPrompts:
+    """A sample's summary, which has to be the folded transcript."""
+    adapter = find_adapter(agent)
+    assert isinstance(adapter, SummarizingAdapter)
+    prompts = SessionPromptsOptions()
+
+    async def read() -> SessionSummaryWithPrompts:
+        ref = SessionRef(agent=agent, path=str(path))
+        transcript = await adapter.load(LocalPlatform(), ref)
+        summary = await adapter.summarize(LocalPlatform(), ref, prompts=prompts)
+        assert isinstance(transcript, Transcript), transcript
+        assert isinstance(summary, SessionSummaryWithPrompts), summary
+        assert summary == fold(transcript, prompts=prompts)
+        return summary
+
+    return anyio.run(read)
+
+
+CLAUDE = [
+    # One response is several lines: 262 lines are 170 responses, of 51,933 tokens where a plain sum says 77,612.
+    ("claude-code-viewer/sample-project/fe5e1c67-53e7-4862-81ae-d0e013e3270b.jsonl", 170, 51_933, 167),
+    ("agentsview/valid_session.jsonl", 2, 125, 1),
+    ("ccusage/fixtures/claude/projects/project-alpha/session-alpha/chat.jsonl", 3, 250, 0),
+    ("ccusage/fixtures/claude/projects/project-beta/session-beta/chat.jsonl", 2, 60, 0),
+    ("episodic-memory/medium-conversation.jsonl", 0, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "requests", "output", "calls"), CLAUDE)
+def test_claude_code_s_responses_count_once(samples: Path, name: str, requests: int, output: int, calls: int) -> None:
+    summary = summed("claude-code", samples / "claude_code" / name)
+    assert (len(summary.requests), summary.usage.output_tokens) == (requests, output)
+    assert sum(summary.tool_calls.values()) == calls
+
+
+def test_claude_code_s_costs_are_those_it_recorded(samples: Path) -> None:
+    root = samples / "claude_code" / "ccusage" / "fixtures" / "claude" / "projects"
+    summary = summed("claude-code", root / "project-alpha" / "session-alpha" / "chat.jsonl")
+    assert summary.usage.cost_usd == pytest.approx(1.02)
+    # 100+200+300 fresh, 25+50+0 written to the cache, 10+20+40 read from it
+    assert (summary.usage.input_tokens, summary.usage.cache_write_tokens, summary.usage.cache_read_tokens) == (
+        745,
+        75,
+        70,
+    )
+
+
+def test_claude_code_s_subagents_are_lanes_wherever_their_records_are(samples: Path) -> None:
+    folder = samples / "claude_code"
+    beside = summed("claude-code", folder / "agent-sessions/claude/subagent/0a1b2c3d-4e5f-4061-8071-2a3b4c5d6e7f.jsonl")
+    assert beside.lanes == 2
+    assert beside.tool_calls == {"Task": 1, "bash": 1}
+    assert [prompt.text for prompt in beside.prompts] == ["Delegate a repo search to a subagent"]
+    inline = summed(
+        "claude-code", folder / "claude-code-viewer/sample-project/fe5e1c67-53e7-4862-81ae-d0e013e3270b.jsonl"
+    )
+    assert inline.tool_calls["Task"] == inline.lanes - 1 == 5
+    assert inline.prompt_count == 2
+
+
+def test_codex_forks_count_what_they_copied_once(samples: Path, tmp_path: Path) -> None:
+    """By the published oracle; its units are input, cached input and output added up."""
+    family = samples / "codex" / "CodexBar" / "Issue2037" / "live-fork-4d90-52bf" / "codex-home" / "archived_sessions"
+    archive = tmp_path / "archived_sessions"
+    archive.mkdir()
+    for name in ("parent", "child"):
+        path = archive / f"rollout-2030-01-01T15-00-00-{name}-session.jsonl"
+        path.write_bytes((family / f"{name}.jsonl").read_bytes())
+    units = {}
+    for name in ("parent", "child"):
+        usage = summed("codex", archive / f"rollout-2030-01-01T15-00-00-{name}-session.jsonl").usage
+        units[name] = usage.input_tokens + usage.cache_read_tokens + usage.output_tokens
+    assert units == {"parent": 48_730_248, "child": 3_455_599}
+    assert sum(units.values()) == 52_185_847
+
+
+CODEX = [
+    ("agent-sessions/codex/large.jsonl", ["Start", "Step 1", "Step 2", "Step 3", "Step 4", "Step 5"], (12_091, 182)),
+    ("agent-sessions/codex_053_rate_limit.jsonl", [], (12_091, 182)),
+    ("agent-sessions/session_toolcall.jsonl", ["Translate 'hello' to Spanish"], (0, 0)),
+    ("agentsview/standard_session.jsonl", ["Add rate limiting"], (0, 0)),
+    ("ccusage/fixtures/codex/sessions/project-alpha/session-alpha.jsonl", [], (3_500, 425)),
+]
+
+
+@pytest.mark.parametrize(("name", "prompts", "tokens"), CODEX)
+def test_codex_s_prompts_and_tokens_count_once(
+    samples: Path, name: str, prompts: list[str], tokens: tuple[int, int]
+) -> None:
+    summary = summed("codex", samples / "codex" / name)
+    assert [prompt.text for prompt in summary.prompts] == prompts
+    assert (summary.usage.input_tokens, summary.usage.output_tokens) == tokens
+
+
+GENERATED = [
+    ("claude-code", "generated/claude_code/projects/-workspace/cfb70a76-2f70-44c9-9065-efa83eb9415f.jsonl"),
+    (
+        "codex",
+        "generated/codex/sessions/2026/11/30/rollout-2026-11-30T14-42-17-01a22ce8-16ad-7750-8f4e-5f8aa8d48150.jsonl",
+    ),
+]
+
+
+@pytest.mark.parametrize(("agent", "name"), GENERATED)
+def test_what_today_s_agents_write_is_read(samples: Path, agent: str, name: str) -> None:
+    """Each was asked to create a file against a model that answered twice, with 10 tokens in and 5 out."""
+    summary = summed(agent, samples / name)
+    assert [prompt.text for prompt in summary.prompts] == ["create made_by_agent.txt"]
+    assert (len(summary.requests), summary.usage.input_tokens, summary.usage.output_tokens) == (2, 20, 10)
+    assert sum(summary.tool_calls.values()) == 1
+    assert summary.events["reply"] == 1
+    assert summary.cwd == "/workspace"
+
+
+def test_every_sample_is_read_by_every_adapter_without_a_defect(samples: Path) -> None:
+    """What isn't an adapter's own gives it little, and never raises."""
+    files = [path for path in samples.rglob("*") if path.suffix in (".jsonl", ".json", ".md", ".txt")]
+
+    async def read() -> None:
+        for adapter in builtin_provider().sessions.values():
+            for path in files:
+                if path.stat().st_size < 200_000:
+                    ref = SessionRef(agent=adapter.agent, path=str(path))
+                    await adapter.detect(LocalPlatform(), ref)
+                    loaded = await adapter.load(LocalPlatform(), ref)
+                    assert isinstance(adapter, SummarizingAdapter)
+                    summary = await adapter.summarize(LocalPlatform(), ref)
+                    assert summary == (fold(loaded) if isinstance(loaded, Transcript) else loaded)
+
+    anyio.run(read)

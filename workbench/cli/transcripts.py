@@ -1,0 +1,314 @@
+"""`transcripts`: what other coding agents kept of their sessions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from workbench.cli import output
+from workbench.cli.options import JsonOption, failing
+from workbench.errors import OptionsError, SessionNotFoundError, TranscriptError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from workbench.transcripts import SessionHead, SessionListFailure, SessionReadError, Transcript
+    from workbench.transcripts.finding import Match
+    from workbench.transcripts.tally import Tally, UsageRow
+
+transcripts = typer.Typer(help="Read what other coding agents kept of their sessions.", no_args_is_help=True)
+
+AgentOption = Annotated[
+    list[str] | None, typer.Option("--agent", metavar="NAME", help="Only this agent's sessions; may be repeated.")
+]
+SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, its beginning, or its file.")]
+
+
+class By(StrEnum):
+    """What usage is grouped by."""
+
+    DAY = "day"
+    MODEL = "model"
+    PROJECT = "project"
+    AGENT = "agent"
+    SESSION = "session"
+
+
+class Format(StrEnum):
+    """What a session is exported as."""
+
+    MARKDOWN = "md"
+    HTML = "html"
+
+
+@transcripts.command("list")
+def show_all(
+    agent: AgentOption = None,
+    project: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Only sessions that worked in DIR or below.")
+    ] = None,
+    limit: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="How many, the newest; 0 is all.")] = 50,
+    json: JsonOption = False,
+) -> None:
+    """List sessions, the last one worked on first."""
+    with failing(json), _progress() as bar:
+        heads, failures = anyio.run(_listed, agent, project, bar)
+        shown = heads[: limit or None]
+        if json:
+            output.write_json_list((*shown, *failures))
+            return
+    _say_failures(failures)
+    rows = [
+        (
+            head.ref.agent,
+            f"{head.last_active_at.astimezone():%Y-%m-%d %H:%M}",
+            output.text(head.ref.session_id or "-"),
+            output.text(head.cwd or "-"),
+            output.text(head.title or "-"),
+        )
+        for head in shown
+    ]
+    _print_table(("AGENT", "LAST ACTIVE", "SESSION", "DIRECTORY", "TITLE"), rows)
+    if len(shown) < len(heads):
+        output.say(f"{len(heads) - len(shown):,} older ones aren't shown: --limit 0 shows all")
+
+
+@transcripts.command()
+def show(session: SessionArgument, agent: AgentOption = None, json: JsonOption = False) -> None:
+    """Show one session: who said what, which tools were called, what it used."""
+    from workbench.transcripts.exporting import to_markdown
+
+    with failing(json):
+        transcript = anyio.run(_loaded, session, agent)
+        if json:
+            output.write_json(transcript)
+        else:
+            print(output.visible(to_markdown(transcript).encode("utf-8", "replace")))
+
+
+@transcripts.command()
+def search(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to look for, in any case.")],
+    agent: AgentOption = None,
+    project: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Only sessions that worked in DIR or below.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Search what people asked and agents answered, in every session."""
+    with failing(json), _progress() as bar:
+        if not text.strip():
+            raise OptionsError("There's nothing to look for in an empty text.")
+        matches = anyio.run(partial(_searched, json=json), text, agent, project, bar)
+        if json:
+            output.write_json_list(matches)
+    if not matches:
+        raise typer.Exit(1)
+
+
+@transcripts.command()
+def usage(
+    by: Annotated[By, typer.Option("--by", help="What to add up by.")] = By.DAY,
+    agent: AgentOption = None,
+    project: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Only sessions that worked in DIR or below.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(metavar="DAY", help="Only what was used from this day on.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="DAY", help="Only what was used before this day.")] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Prices of models, as LiteLLM publishes them, where no cost was recorded."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Add up the tokens and costs that the sessions recorded; each model response counts once.
+
+    Costs are those that agents recorded; with --prices the others are worked out.
+    """
+    from workbench.transcripts.tally import Prices, Tally, day_start, total
+
+    with failing(json), _progress() as bar:
+        known = None
+        if prices is not None:
+            with open(prices, "rb") as file:
+                known = Prices.parse(file.read())
+        tally = Tally(
+            by.value,
+            prices=known,
+            since=None if since is None else day_start(since),
+            until=None if until is None else day_start(until),
+        )
+        anyio.run(_tallied, tally, agent, project, bar)
+        rows = tally.rows()
+        if json:
+            output.write_json_list((*rows, total(rows)))
+            return
+    _print_usage(by.value, (*rows, total(rows)))
+
+
+@transcripts.command()
+def export(
+    session: SessionArgument,
+    form: Annotated[
+        Format, typer.Option("--format", help="Markdown, or one HTML file that loads nothing.")
+    ] = Format.MARKDOWN,
+    file: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Where to; else to stdout.")
+    ] = None,
+    agent: AgentOption = None,
+) -> None:
+    """Export one session as a document."""
+    from workbench.transcripts.exporting import to_html, to_markdown
+
+    with failing(False):
+        transcript = anyio.run(_loaded, session, agent)
+        text = to_html(transcript) if form is Format.HTML else to_markdown(transcript)
+        if file is None:
+            sys.stdout.write(output.visible(text.encode("utf-8", "replace")) if sys.stdout.isatty() else text)
+            return
+        with open(file, "x", encoding="utf-8", errors="replace") as written:
+            written.write(text)
+    output.say(f"{output.path(file.encode('utf-8', 'surrogateescape'))} is written")
+
+
+async def _listed(
+    agents: Sequence[str] | None, project: str | None, bar: Progress
+) -> tuple[list[SessionHead], list[SessionListFailure]]:
+    from workbench.transcripts import LocalPlatform, RootMissing, SessionListFailure, list_sessions
+    from workbench.transcripts.finding import newest_first, worked_in
+
+    found = []
+    task = bar.add_task("Listing", total=None)
+    async for item in list_sessions(LocalPlatform(), agents=agents, on_total=lambda n: bar.update(task, completed=n)):
+        found.append(item)
+    bar.remove_task(task)
+    failures = [x for x in found if isinstance(x, SessionListFailure) and not isinstance(x.error, RootMissing)]
+    heads = newest_first(found)
+    return [head for head in heads if project is None or worked_in(head, project)], failures
+
+
+async def _loaded(named: str, agents: Sequence[str] | None) -> Transcript:
+    from workbench.transcripts import LocalPlatform, Transcript, find_adapter
+    from workbench.transcripts.finding import find_session
+
+    platform = LocalPlatform()
+    ref = await find_session(platform, named, agents=agents)
+    loaded = await find_adapter(ref.agent).load(platform, ref)
+    if isinstance(loaded, Transcript):
+        return loaded
+    raise _unread(loaded)
+
+
+def _unread(failure: SessionReadError) -> SessionNotFoundError | TranscriptError:
+    from workbench.transcripts import ReadFailed, SessionNotFound
+
+    shown = output.path(failure.path.encode("utf-8", "surrogateescape"))
+    if isinstance(failure, SessionNotFound):
+        return SessionNotFoundError(f"The session {shown} isn't there any more.")
+    if isinstance(failure, ReadFailed):
+        return TranscriptError(f"The session {shown} can't be read: {failure.message}.")
+    return TranscriptError(
+        f"The session {shown} is of a generation of {failure.agent} that isn't read here: {failure.generation}."
+    )
+
+
+async def _searched(
+    text: str, agents: Sequence[str] | None, project: str | None, bar: Progress, *, json: bool
+) -> list[Match]:
+    from workbench.transcripts import LocalPlatform
+    from workbench.transcripts.finding import search_sessions
+
+    heads, failures = await _listed(agents, project, bar)
+    if not json:
+        _say_failures(failures)
+    task = bar.add_task("Searching", total=len(heads))
+    found = []
+    async for match in search_sessions(LocalPlatform(), text, heads, on_done=lambda: bar.advance(task)):
+        found.append(match)
+        if not json:
+            when = f"{match.event.at.astimezone():%Y-%m-%d} " if match.event.at is not None else ""
+            name = output.text(f"{match.ref.agent} {match.ref.session_id or match.ref.path}")
+            print(f"{name}: {when}{match.event.kind}: {output.text(match.excerpt)}")
+    return found
+
+
+async def _tallied(tally: Tally, agents: Sequence[str] | None, project: str | None, bar: Progress) -> None:
+    from workbench.transcripts import LocalPlatform, SessionSummary
+    from workbench.transcripts.finding import summarize_session
+
+    heads, failures = await _listed(agents, project, bar)
+    _say_failures(failures)
+    heads.sort(key=lambda head: head.started_at or head.last_active_at)
+    for head in bar.track(heads, description="Adding up"):
+        summary = await summarize_session(LocalPlatform(), head.ref)
+        if isinstance(summary, SessionSummary):
+            tally.add(summary)
+        else:
+            output.say(_unread(summary).message)
+
+
+def _progress() -> Progress:
+    """Shown while somebody waits at a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True, no_color=not output.colours(sys.stderr))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _say_failures(failures: Iterable[SessionListFailure]) -> None:
+    for failure in failures:
+        shown = output.path(failure.error.path.encode("utf-8", "surrogateescape"))
+        output.say(f"{shown} can't be read: {getattr(failure.error, 'message', failure.error.tag)}")
+
+
+def _print_usage(by: str, rows: Sequence[UsageRow]) -> None:
+    head = (by.upper(), "SESSIONS", "REQUESTS", "INPUT", "CACHED", "OUTPUT", "COST")
+    _print_table(
+        head,
+        [
+            (
+                output.text(row.name),
+                f"{row.sessions:,}",
+                f"{row.requests:,}",
+                f"{row.input_tokens:,}",
+                f"{row.cache_read_tokens:,}",
+                f"{row.output_tokens:,}",
+                _cost(row),
+            )
+            for row in rows
+        ],
+        right=range(1, len(head)),
+    )
+
+
+def _cost(row: UsageRow) -> str:
+    """What is known of it; a plus says that some requests have no cost."""
+    if row.without_cost == row.requests:
+        return "?"
+    return f"${row.cost_usd:,.2f}{'+' if row.without_cost else ''}"
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
+    if not sys.stdout.isatty():
+        for row in (head, *rows):
+            print("\t".join(row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    numbers = set(right)
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number in numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(no_color=not output.colours()).print(table)

@@ -1,0 +1,14 @@
+"""The adapters that come with workbench, one file an agent."""
+
+from __future__ import annotations
+
+from workbench.transcripts.agents.claude_code import ClaudeCode
+from workbench.transcripts.agents.codex import Codex
+from workbench.transcripts.agents.copilot_cli import CopilotCli
+from workbench.transcripts.agents.droid import Droid
+from workbench.transcripts.agents.gemini_cli import GeminiCli
+from workbench.transcripts.agents.pi import Pi
+from workbench.transcripts.agents.qwen_code import QwenCode
+from workbench.transcripts.files import FileAdapter
+
+ADAPTERS: tuple[type[FileAdapter], ...] = (ClaudeCode, Codex, GeminiCli, QwenCode, CopilotCli, Pi, Droid)

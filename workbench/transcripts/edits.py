@@ -1,0 +1,100 @@
+"""Which files a tool call writes, told from its name and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from workbench.transcripts.models import EditAction
+from workbench.transcripts.values import items, mapping, parse, string
+
+_HEADERS: tuple[tuple[str, EditAction], ...] = (
+    ("*** Add File: ", "add"),
+    ("*** Update File: ", "update"),
+    ("*** Delete File: ", "delete"),
+)
+_MOVE = "*** Move to: "
+_PATCH = "*** Begin Patch"
+_WRITERS = frozenset(
+    (
+        "create",
+        "create_file",
+        "edit",
+        "edit_file",
+        "editedexistingfile",
+        "newfilecreated",
+        "multi_edit",
+        "multiedit",
+        "notebookedit",
+        "replace",
+        "search_replace",
+        "str_replace",
+        "str_replace_based_edit_tool",
+        "str_replace_editor",
+        "text_editor",
+        "write",
+        "write_file",
+        "write_to_file",
+        "replace_in_file",
+        "apply_diff",
+        "applieddiff",
+        "edit_file_v2",
+        "writefile",
+        "strreplacefile",
+    )
+)
+_PATHS = ("file_path", "filePath", "path", "absolute_path", "notebook_path", "target_file", "targetFile", "filepath")
+_ONLY_READ = frozenset(("view", "read", "undo_edit"))
+
+
+def written_files(name: str, arguments: object) -> Iterator[tuple[str, EditAction, str | None]]:
+    """Each file that a call writes: its path, what is done to it, and its new path where it is moved."""
+    if isinstance(arguments, str):
+        if _PATCH in arguments:
+            yield from _patched(_patch_in(arguments))
+            return
+        arguments = _parsed(arguments) if arguments.startswith("{") else None
+    given = mapping(arguments)
+    patches = "\n".join(text for text in _strings(given) if _PATCH in text)
+    if patches:
+        yield from _patched(patches)
+    elif name.rpartition("__")[2].rpartition(".")[2].lower() in _WRITERS and given.get("command") not in _ONLY_READ:
+        path = next((string(given[key]) for key in _PATHS if given.get(key)), "")
+        if path:
+            yield path, "add" if given.get("command") == "create" else "update", None
+
+
+def _patched(patch: str) -> Iterator[tuple[str, EditAction, str | None]]:
+    found: tuple[str, EditAction] | None = None
+    for line in patch.splitlines():
+        if line.startswith(_MOVE) and found is not None:
+            yield found[0], "move", line.removeprefix(_MOVE).strip()
+            found = None
+            continue
+        for header, action in _HEADERS:
+            if line.startswith(header):
+                if found is not None:
+                    yield *found, None
+                found = (line.removeprefix(header).strip(), action)
+    if found is not None:
+        yield *found, None
+
+
+def _patch_in(arguments: str) -> str:
+    """These arguments themselves, or strings in the JSON that they are."""
+    parsed = _parsed(arguments)
+    return arguments if parsed is None else "\n".join(_strings(parsed))
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return parse(text.encode("utf-8", "replace"))
+    except ValueError:
+        return None
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for each in [*items(value), *mapping(value).values()]:
+        yield from _strings(each)

@@ -1,0 +1,317 @@
+"""Reading session files piece by piece: both ends for a listing, line after line for everything."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from workbench.protocol.signal import CancelSignal
+from workbench.transcripts.adapter import ReadProgress
+from workbench.transcripts.homes import join
+from workbench.transcripts.models import LinePointer
+from workbench.transcripts.platform import SessionEntry, SessionPlatform, SessionStat
+from workbench.transcripts.values import last_moment_in, mapping, parse_all, parse_partial
+from workbench.transcripts.zstd import MAGIC
+
+END_BYTES = 65_536
+_CHUNK_BYTES = 1 << 20
+_LONGEST_LINE = 64 << 20
+_DEEPEST = 12
+
+
+@dataclass(slots=True)
+class Ends:
+    """What both ends of a file hold: whole records, or, where none fits, what its cut beginning tells.
+
+    `head` and `tail` are objects in the file's order, none in both. `last_at` is the latest time that the raw bytes of
+    the tail name. `value` is what a file that is one document begins with.
+    """
+
+    head: list[dict[str, Any]]
+    tail: list[dict[str, Any]] = field(default_factory=list)
+    last_at: datetime | None = None
+    value: Any = None
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Those of both ends."""
+        return self.head + self.tail
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file, without its end. `problem` says why it's not here."""
+
+    offset: int
+    data: bytes
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One JSON object of a file, or, with a `problem`, what stands there instead."""
+
+    source: LinePointer
+    value: dict[str, Any]
+    problem: str = ""
+
+
+def raise_if_cancelled(signal: CancelSignal | None) -> None:
+    """Raises the signal's reason once it's cancelled."""
+    if signal is not None:
+        signal.raise_if_cancelled()
+
+
+async def read_ends(platform: SessionPlatform, path: str, size: int) -> Ends:
+    """At most 64 KB from each end of a file of lines. Of a compressed one the beginning is all that can be told.
+
+    Raises OSError.
+    """
+    data = await platform.fs.read(path, offset=0, length=END_BYTES)
+    if data.startswith(MAGIC):
+        return Ends(_head(await _decompressed(platform, path, data), whole=False))
+    if len(data) < END_BYTES or size <= END_BYTES:
+        return Ends(_head(data, whole=True), last_at=last_moment_in(data))
+    start = max(size - END_BYTES, END_BYTES)
+    end = await platform.fs.read(path, offset=start, length=END_BYTES)
+    # Where nothing lies between, the line that is cut at the boundary is whole.
+    if start == END_BYTES:
+        return Ends(_head(data + end, whole=True), last_at=last_moment_in(end))
+    first, _, rest = end.partition(b"\n")
+    return Ends(_head(data, whole=False), _objects(rest.split(b"\n")), last_moment_in(end or first))
+
+
+async def read_document_ends(platform: SessionPlatform, path: str, size: int) -> Ends:
+    """At most 64 KB from each end of a file that is one document. Raises OSError."""
+    data = await platform.fs.read(path, offset=0, length=END_BYTES)
+    value = parse_partial(data)
+    if size <= END_BYTES:
+        return Ends([], last_at=last_moment_in(data), value=value)
+    end = await platform.fs.read(path, offset=max(size - END_BYTES, END_BYTES), length=END_BYTES)
+    return Ends([], last_at=last_moment_in(end), value=value)
+
+
+async def _decompressed(platform: SessionPlatform, path: str, data: bytes) -> bytes:
+    if platform.decompress is None:
+        raise OSError("this host can't decode a compressed session")
+
+    async def given() -> AsyncIterator[bytes]:
+        yield data
+
+    pieces, size = [], 0
+    async for piece in platform.decompress(given()):
+        pieces.append(piece)
+        size += len(piece)
+        if size >= END_BYTES:
+            break
+    return b"".join(pieces)[:END_BYTES]
+
+
+def _head(data: bytes, *, whole: bool) -> list[dict[str, Any]]:
+    lines = data.split(b"\n")
+    if whole:
+        return _objects(lines)
+    found = _objects(lines[:-1])
+    if not found and (cut := mapping(parse_partial(lines[0]))):
+        return [cut]
+    return found
+
+
+def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        if line:
+            try:
+                found.extend(value for value, _, _ in parse_all(line) if isinstance(value, dict))
+            except ValueError:
+                continue
+    return found
+
+
+async def read_lines(
+    platform: SessionPlatform,
+    path: str,
+    *,
+    progress: ReadProgress | None = None,
+    signal: CancelSignal | None = None,
+) -> AsyncIterator[list[Line]]:
+    """A file's lines, a chunk's at a time, of what it holds when this starts; a compressed file's are decompressed.
+
+    A line of more than 64 MB is left out, with its problem. Raises OSError, and the signal's reason.
+    """
+    size = (await platform.fs.stat(path)).size
+    carried: list[bytes] = []
+    offset, carried_size, too_long = 0, 0, False
+    async for chunk in _content(platform, path, size, progress, signal):
+        first, *others = chunk.split(b"\n")
+        carried_size += len(first)
+        if carried_size > _LONGEST_LINE:
+            carried, too_long = [], True
+        elif not too_long:
+            carried.append(first)
+        if not others:
+            continue
+        lines = [_line(offset, carried, too_long)]
+        offset += carried_size + 1
+        *whole, last = others
+        for data in whole:
+            lines.append(Line(offset, data))
+            offset += len(data) + 1
+        carried, carried_size, too_long = [last], len(last), False
+        yield lines
+    if carried_size:
+        yield [_line(offset, carried, too_long)]
+
+
+def _line(offset: int, pieces: list[bytes], too_long: bool) -> Line:
+    return Line(offset, b"".join(pieces), "longer than 64 MB" if too_long else "")
+
+
+async def read_content(
+    platform: SessionPlatform, path: str, *, progress: ReadProgress | None = None, signal: CancelSignal | None = None
+) -> AsyncIterator[bytes]:
+    """A file's bytes, decompressed where it is compressed, in pieces of bounded size. Raises as `read_lines`."""
+    size = (await platform.fs.stat(path)).size
+    async for chunk in _content(platform, path, size, progress, signal):
+        yield chunk
+
+
+async def _content(
+    platform: SessionPlatform, path: str, size: int, progress: ReadProgress | None, signal: CancelSignal | None
+) -> AsyncIterator[bytes]:
+    chunks = _chunks(platform, path, size, progress, signal)
+    first = await anext(chunks, b"")
+    if not first.startswith(MAGIC):
+        yield first
+        async for chunk in chunks:
+            yield chunk
+        return
+    if platform.decompress is None:
+        raise OSError("this host can't decode a compressed session")
+
+    async def again() -> AsyncIterator[bytes]:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
+    async for chunk in platform.decompress(again()):
+        raise_if_cancelled(signal)
+        yield chunk
+
+
+async def _chunks(
+    platform: SessionPlatform, path: str, size: int, progress: ReadProgress | None, signal: CancelSignal | None
+) -> AsyncIterator[bytes]:
+    offset = 0
+    while offset < size:
+        raise_if_cancelled(signal)
+        chunk = await platform.fs.read(path, offset=offset, length=min(_CHUNK_BYTES, size - offset))
+        if not chunk:
+            return
+        offset += len(chunk)
+        if progress is not None:
+            progress(offset, size)
+        yield chunk
+    raise_if_cancelled(signal)
+
+
+async def read_records(
+    platform: SessionPlatform,
+    path: str,
+    *,
+    progress: ReadProgress | None = None,
+    signal: CancelSignal | None = None,
+) -> AsyncIterator[list[Record]]:
+    """The JSON objects of a file of lines, a chunk's at a time; what is none comes with its problem.
+
+    A last line without an end that isn't whole yet is left out: its writer is still at it. Raises as `read_lines`.
+    """
+    compressed = (await platform.fs.read(path, length=4)) == MAGIC
+    size = (await platform.fs.stat(path)).size
+    async for lines in read_lines(platform, path, progress=progress, signal=signal):
+        records: list[Record] = []
+        for line in lines:
+            if line.data or line.problem:
+                unfinished = not compressed and line.offset + len(line.data) >= size
+                records.extend(_records_of(path, line, compressed, unfinished))
+        yield records
+
+
+def _records_of(path: str, line: Line, compressed: bool, unfinished: bool) -> list[Record]:
+    records = []
+    problem = line.problem
+    if not problem:
+        try:
+            for value, at, length in parse_all(line.data):
+                source = LinePointer.model_construct(
+                    path=path, offset=line.offset + at, length=length, compressed=compressed
+                )
+                problem = "" if isinstance(value, dict) else "not an object"
+                records.append(Record(source, mapping(value), problem))
+            return records
+        except ValueError as error:
+            if unfinished:
+                return records
+            problem = f"not JSON: {error}"
+    source = LinePointer(path=path, offset=line.offset, length=len(line.data), compressed=compressed)
+    return [*records, Record(source, {}, problem)]
+
+
+async def read_document(
+    platform: SessionPlatform, path: str, *, progress: ReadProgress | None = None, signal: CancelSignal | None = None
+) -> bytes:
+    """A file that is one document, whole, up to 64 MB.
+
+    Raises:
+        OSError: it can't be read, or is larger.
+    """
+    size = (await platform.fs.stat(path)).size
+    if size > _LONGEST_LINE:
+        raise OSError(f"a document of {size:,} bytes is larger than 64 MB")
+    return b"".join([chunk async for chunk in _chunks(platform, path, size, progress, signal)])
+
+
+async def small_document(platform: SessionPlatform, path: str) -> dict[str, Any]:
+    """The object that a small file beside a session holds; {} where there is none, or it isn't one."""
+    try:
+        data = await platform.fs.read(path, length=END_BYTES)
+    except OSError:
+        return {}
+    return mapping(parse_partial(data))
+
+
+async def walk(
+    platform: SessionPlatform, root: str, *, depth: int = _DEEPEST, signal: CancelSignal | None = None
+) -> AsyncIterator[tuple[str, SessionEntry] | tuple[str, OSError]]:
+    """Every file below a root, with its path, in the order of names; a directory that can't be listed with its error.
+
+    No directory is walked twice, whatever links lead to it.
+    """
+    seen: set[str] = set()
+    pending = [(root, 0)]
+    while pending:
+        raise_if_cancelled(signal)
+        directory, level = pending.pop()
+        try:
+            entries = await platform.fs.list(directory)
+        except OSError as error:
+            yield directory, error
+            continue
+        below = []
+        for entry in entries:
+            path = join(directory, entry.name)
+            if entry.stat.kind == "file":
+                yield path, entry
+            elif entry.stat.kind == "directory" and level < depth and _is_new(entry.stat, seen):
+                below.append((path, level + 1))
+        pending.extend(reversed(below))
+
+
+def _is_new(stat: SessionStat, seen: set[str]) -> bool:
+    if stat.identity is None:
+        return True
+    new = stat.identity not in seen
+    seen.add(stat.identity)
+    return new

@@ -1,0 +1,372 @@
+"""What adapters tell of a session while they read it, kept whole for a transcript or as numbers for a summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from workbench.protocol.messages import Usage
+from workbench.transcripts.models import (
+    CAPABILITIES,
+    MAIN_LANE,
+    CallRecord,
+    Capability,
+    Compaction,
+    EditAction,
+    EventKind,
+    FileEdit,
+    Lane,
+    ModelRequest,
+    SessionPrompt,
+    SessionPromptsOptions,
+    SessionRef,
+    SessionSummaryWithPrompts,
+    SkippedRecord,
+    SourcePointer,
+    Transcript,
+    TranscriptEvent,
+)
+from workbench.transcripts.values import MAX_TEXT
+
+_SHOWN_BY: dict[str, Capability] = {"prompt": "prompts", "reply": "replies", "reasoning": "reasoning"}
+
+
+@dataclass(slots=True)
+class _Group:
+    """What one message of the agent's gave; replaced as a whole where the agent wrote it anew."""
+
+    events: list[TranscriptEvent] = field(default_factory=list)
+    prompts: list[SessionPrompt] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Call:
+    lane: str
+    name: str
+    source: SourcePointer
+    at: datetime | None
+    arguments: str
+    ok: bool | None = None
+    result: str = ""
+    result_source: SourcePointer | None = None
+
+
+class Recorder:
+    """Takes what an adapter reads, in the order of its records; gives a transcript, or a summary.
+
+    `keep` is False where only numbers are wanted: then texts other than prompts need not be made. The times that events
+    and requests carry widen `started_at` and `last_active_at`.
+    """
+
+    def __init__(
+        self, ref: SessionRef, *, keep: bool, prompts: SessionPromptsOptions | None = None, session_id: str = ""
+    ) -> None:
+        self.ref = ref
+        self.keep = keep
+        self.session_id = session_id or ref.session_id or ""
+        self.title: str | None = None
+        self.cwd: str | None = None
+        self.branch: str | None = None
+        self.started_at: datetime | None = None
+        self.last_active_at: datetime | None = None
+        self.lanes: dict[str, Lane] = {}
+        self._asked = prompts
+        self._groups: dict[str, _Group] = {}
+        self._open = _Group()
+        self._all = [self._open]
+        self._abandoned: set[str] = set()
+        self._times = False
+        self._requests: dict[str, ModelRequest] = {}
+        self._calls: dict[str, _Call] = {}
+        self._edits: dict[tuple[str | None, str, str], FileEdit] = {}
+        self._compactions: list[Compaction] = []
+        self._skipped: list[SkippedRecord] = []
+        self._skipped_count = 0
+
+    def seen(self, at: datetime | None) -> None:
+        """A time of the session."""
+        if at is None:
+            return
+        self._times = True
+        if self.started_at is None or at < self.started_at:
+            self.started_at = at
+        if self.last_active_at is None or at > self.last_active_at:
+            self.last_active_at = at
+
+    def lane(self, lane: Lane) -> None:
+        """A line of work; what becomes known of one later completes it."""
+        known = self.lanes.get(lane.id)
+        if known is not None:
+            lane = known.model_copy(update={key: value for key, value in lane if value is not None})
+        self.lanes[lane.id] = lane
+
+    def begin(self, key: str, *, anew: bool = True) -> None:
+        """What follows belongs to the agent's message of this key, and replaces what it gave before, or adds to it."""
+        self._abandoned.discard(key)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group()
+            self._all.append(group)
+        elif anew:
+            group.events.clear()
+            group.prompts.clear()
+            group.counts.clear()
+        self._open = group
+
+    def end(self) -> None:
+        """What follows belongs to no message in particular."""
+        self._open = _Group()
+        self._all.append(self._open)
+
+    def abandon(self, keys: Iterable[str]) -> None:
+        """The conversation was taken back to before these messages: their prompts don't count."""
+        self._abandoned.update(keys)
+
+    def event(
+        self,
+        kind: EventKind,
+        source: SourcePointer,
+        *,
+        lane: str = MAIN_LANE,
+        at: datetime | None = None,
+        text: str = "",
+        call_id: str | None = None,
+    ) -> None:
+        """One thing that happened."""
+        if at is not None:
+            self.seen(at)
+        group = self._open
+        group.counts[kind] += 1
+        if kind == "prompt" and lane == MAIN_LANE:
+            group.prompts.append(SessionPrompt(text=self._kept_prompt(text), at=at))
+        if self.keep:
+            group.events.append(
+                TranscriptEvent.model_construct(
+                    lane=lane, kind=kind, source=source, at=at, text=text[:MAX_TEXT], call_id=call_id, abandoned=False
+                )
+            )
+
+    def _kept_prompt(self, text: str) -> str:
+        if self.keep:
+            return text[:MAX_TEXT]
+        if self._asked is None:
+            return ""
+        most = self._asked.max_characters
+        return text[: MAX_TEXT if most is None else min(most, MAX_TEXT)]
+
+    def request(
+        self,
+        id: str,
+        source: SourcePointer,
+        *,
+        lane: str = MAIN_LANE,
+        at: datetime | None = None,
+        model: str | None = None,
+        usage: Usage,
+    ) -> None:
+        """What a response used. Of several records of one response the one with the most output tokens counts."""
+        self.seen(at)
+        known = self._requests.get(id)
+        if known is not None and known.usage.output_tokens > usage.output_tokens:
+            return
+        if known is not None:
+            lane, at = MAIN_LANE if lane == MAIN_LANE else known.lane, known.at or at
+            model = model or known.model
+        self._requests[id] = ModelRequest.model_construct(
+            id=id, lane=lane, source=source, usage=usage, model=model, at=at
+        )
+
+    def call(
+        self,
+        id: str,
+        name: str,
+        source: SourcePointer,
+        *,
+        lane: str = MAIN_LANE,
+        at: datetime | None = None,
+        arguments: str = "",
+    ) -> None:
+        """A tool call; the event too."""
+        self.event("tool_call", source, lane=lane, at=at, call_id=id)
+        known = self._calls.get(id)
+        if known is not None:
+            known.name = name or known.name
+            known.arguments = arguments[:MAX_TEXT] or known.arguments
+            return
+        self._calls[id] = _Call(lane, name, source, at, arguments[:MAX_TEXT] if self.keep else "")
+
+    def result(
+        self,
+        id: str,
+        source: SourcePointer,
+        *,
+        ok: bool | None,
+        lane: str = MAIN_LANE,
+        at: datetime | None = None,
+        text: str = "",
+    ) -> None:
+        """A tool call's result; the event too. Of a call that isn't known only the event is kept."""
+        self.event("tool_result", source, lane=lane, at=at, call_id=id)
+        call = self._calls.get(id)
+        if call is not None:
+            call.ok = ok
+            if self.keep:
+                call.result, call.result_source = text[:MAX_TEXT], source
+
+    def failed(self, id: str, *, failed: bool) -> None:
+        """Whether a call failed, where something else than its result tells."""
+        if (call := self._calls.get(id)) is not None:
+            call.ok = not failed
+
+    def edit(
+        self,
+        path: str,
+        source: SourcePointer,
+        *,
+        action: EditAction = "update",
+        call_id: str | None = None,
+        lane: str = MAIN_LANE,
+        at: datetime | None = None,
+        moved_to: str | None = None,
+    ) -> None:
+        """A tool call wrote a file; it counts unless that call turns out to have failed."""
+        if not path:
+            return
+        place = "" if call_id is not None else str(source)
+        self._edits[call_id, path, place] = FileEdit.model_construct(
+            lane=lane, path=path, action=action, source=source, call_id=call_id, at=at, moved_to=moved_to
+        )
+
+    def forget_edits(self, call_id: str) -> None:
+        """A better record of what this call wrote follows."""
+        for key in [key for key in self._edits if key[0] == call_id]:
+            del self._edits[key]
+
+    def compaction(
+        self,
+        source: SourcePointer,
+        *,
+        lane: str = MAIN_LANE,
+        at: datetime | None = None,
+        trigger: str | None = None,
+        tokens_before: int | None = None,
+    ) -> None:
+        """A compaction; the event too."""
+        self.event("compaction", source, lane=lane, at=at)
+        self._compactions.append(
+            Compaction(lane=lane, source=source, at=at, trigger=trigger, tokens_before=tokens_before)
+        )
+
+    def skip(self, source: SourcePointer, reason: str) -> None:
+        """A record that can't be read."""
+        self._skipped_count += 1
+        if self.keep:
+            self._skipped.append(SkippedRecord(source=source, reason=reason))
+
+    def transcript(self) -> Transcript:
+        """All of it."""
+        dead = {id(self._groups[key]) for key in self._abandoned if key in self._groups}
+        events: list[TranscriptEvent] = []
+        for group in self._all:
+            if id(group) in dead:
+                events.extend(event.model_copy(update={"abandoned": True}) for event in group.events)
+            else:
+                events.extend(group.events)
+        return Transcript.model_construct(
+            ref=self.ref,
+            session_id=self.session_id,
+            title=self.title,
+            cwd=self.cwd,
+            branch=self.branch,
+            started_at=self.started_at,
+            last_active_at=self.last_active_at,
+            capabilities=self._capabilities(),
+            lanes=self._lanes(),
+            events=tuple(events),
+            requests=tuple(self._requests.values()),
+            tool_calls=tuple(
+                CallRecord.model_construct(
+                    id=key,
+                    lane=call.lane,
+                    name=call.name,
+                    source=call.source,
+                    at=call.at,
+                    arguments=call.arguments,
+                    ok=call.ok,
+                    result=call.result,
+                    result_source=call.result_source,
+                )
+                for key, call in self._calls.items()
+            ),
+            edits=tuple(self._good_edits()),
+            compactions=tuple(self._compactions),
+            skipped=tuple(self._skipped),
+        )
+
+    def summary(self) -> SessionSummaryWithPrompts:
+        """The numbers."""
+        dead = {id(self._groups[key]) for key in self._abandoned if key in self._groups}
+        prompts = [prompt for group in self._all if id(group) not in dead for prompt in group.prompts]
+        most = None if self._asked is None else self._asked.max_prompts
+        usage = Usage()
+        for request in self._requests.values():
+            usage = usage + request.usage
+        return SessionSummaryWithPrompts(
+            ref=self.ref,
+            session_id=self.session_id,
+            title=self.title,
+            cwd=self.cwd,
+            branch=self.branch,
+            started_at=self.started_at,
+            last_active_at=self.last_active_at,
+            capabilities=self._capabilities(),
+            lanes=len(self._lanes()),
+            events=dict(self._counts()),
+            requests=tuple(self._requests.values()),
+            usage=usage,
+            tool_calls=dict(Counter(call.name for call in self._calls.values())),
+            failed_calls=sum(call.ok is False for call in self._calls.values()),
+            edited=dict(Counter(edit.path for edit in self._good_edits())),
+            compactions=len(self._compactions),
+            skipped=self._skipped_count,
+            prompt_count=len(prompts),
+            prompts=() if self._asked is None else tuple(prompts[:most]),
+        )
+
+    def _counts(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for group in self._all:
+            counts.update(group.counts)
+        return counts
+
+    def _lanes(self) -> tuple[Lane, ...]:
+        return (self.lanes.get(MAIN_LANE, Lane(id=MAIN_LANE)), *(x for k, x in self.lanes.items() if k != MAIN_LANE))
+
+    def _good_edits(self) -> list[FileEdit]:
+        calls = self._calls
+        return [
+            edit
+            for edit in self._edits.values()
+            if edit.call_id is None or edit.call_id not in calls or calls[edit.call_id].ok is not False
+        ]
+
+    def _capabilities(self) -> tuple[Capability, ...]:
+        shown: set[Capability] = {_SHOWN_BY[kind] for kind in self._counts() if kind in _SHOWN_BY}
+        if self._calls:
+            shown.add("tool_calls")
+        if self._good_edits():
+            shown.add("edits")
+        if self._requests:
+            shown.add("usage")
+        if any(request.usage.cost_usd is not None for request in self._requests.values()):
+            shown.add("costs")
+        if self._times:
+            shown.add("times")
+        if len(self._lanes()) > 1:
+            shown.add("lanes")
+        if self._compactions:
+            shown.add("compactions")
+        return tuple(name for name in CAPABILITIES if name in shown)
