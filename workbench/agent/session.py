@@ -214,6 +214,28 @@ class AgentSession:
 
         return await self._take_back(message_id, target)
 
+    async def bring_back(self, messages: Sequence[ChatMessage]) -> None:
+        """Put messages that a rewind removed at the end again, persist, emit.
+
+        Raises RewindError (`session_busy`), HistoryNotRewindableError, StoreError.
+        """
+        history = self._history
+        if not isinstance(history, RewindableHistory):
+            raise HistoryNotRewindableError("The history of this session is append-only.")
+        if self._busy():
+            raise RewindError("A run is in progress.", code="session_busy", hint="Cancel it, or wait for its end.")
+
+        def longer(detail: SessionDetail) -> SessionDetail:
+            return detail.model_copy(update={"messages": detail.messages + tuple(messages), "updated_at": now()})
+
+        self._changing = True
+        try:
+            detail = await self._under_lock(lambda: history.change(self.id, longer))
+        finally:
+            self._changing = False
+        self._state.messages, self._state.updated_at = detail.messages, detail.updated_at
+        self._updated()
+
     def cancel(self) -> bool:
         """Cancel every run of this object; False where there is none."""
         cancelled = [run.cancel() for run in self._runs]
