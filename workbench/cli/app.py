@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from workbench import __version__
+from workbench.cli.agent_run import run
 from workbench.cli.decide import commit, discard, revert
 from workbench.cli.doctor import doctor
 from workbench.cli.execute import execute, refresh, shell, stop
@@ -39,6 +40,7 @@ app = typer.Typer(
 
 app.command("exec", rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(execute)
 app.command(rich_help_panel=WORK)(shell)
+app.command(rich_help_panel=WORK)(run)
 app.command(rich_help_panel=BACKGROUND)(ps)
 app.command(rich_help_panel=BACKGROUND)(logs)
 app.command(rich_help_panel=BACKGROUND)(attach)

@@ -63,3 +63,24 @@ class RunResult(Frozen):
     usage: Usage
     turns: int
     ok: bool
+
+
+class RunReport(Frozen):
+    """The last line of `workbench run --json`.
+
+    `exit_code` is what it ends with. `changes` is how many the overlay holds now, `commit_id` what they landed as. `waits`
+    (`code`, `message`, `hint`) says why they didn't land by themselves, or how the check failed; `error` why the run failed.
+    """
+
+    type: Literal["result"] = "result"
+    version: int = 1
+    exit_code: int
+    end_reason: EndReason
+    message_id: str | None
+    usage: Usage
+    changes: int
+    text: str = ""
+    turns: int = 0
+    commit_id: str | None = None
+    waits: dict[str, str | None] | None = None
+    error: dict[str, str | None] | None = None

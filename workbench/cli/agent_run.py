@@ -1,0 +1,139 @@
+"""`run`: an agent works on a task in the workspace's overlay, and what it did waits for a review unless you say otherwise."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from workbench.cli import network
+from workbench.cli.network import AllowHostOption
+from workbench.cli.options import (
+    BackendOption,
+    Context,
+    ImageOption,
+    JsonOption,
+    QuietOption,
+    SessionOption,
+    WorkspaceOption,
+    failing,
+)
+from workbench.mounting import SandboxOptions
+from workbench.protocol.runs import EndReason
+from workbench.review.policy import Mode
+
+EXIT_LIMIT, EXIT_WAITS, EXIT_CANCELLED = 5, 7, 130
+_LIMITS = frozenset({EndReason.MAX_TURNS, EndReason.BUDGET, EndReason.STUCK, EndReason.TIMEOUT})
+_WAITING = frozenset({"policy_waits", "risky_paths", "not_landable", "policy_denied"})
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="PROVIDER/NAME",
+        envvar="WORKBENCH_MODEL",
+        help="The model to ask; by default that of [agent] in your configuration. workbench models lists them.",
+    ),
+]
+KeyCommandOption = Annotated[
+    str, typer.Option("--key-command", metavar="CMD", help="A command that prints the model's key.")
+]
+TurnsOption = Annotated[int, typer.Option("--max-turns", min=1, metavar="N", help="Replies of the model.")]
+BudgetOption = Annotated[
+    float | None, typer.Option("--budget", min=0, metavar="USD", help="End the run once its model has cost this much.")
+]
+YesOption = Annotated[
+    bool, typer.Option("--yes", metavar="", help="Approve every call of a tool that would be asked about.")
+]
+NotesOption = Annotated[
+    bool,
+    typer.Option(
+        "--project-notes/--no-project-notes",
+        metavar="",
+        help="Whether AGENTS.md, CLAUDE.md and the like are read into the prompt, as untrusted.",
+    ),
+]
+
+
+def run(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="What to do.")] = "",
+    prompt_file: Annotated[
+        str, typer.Option("--prompt-file", metavar="FILE", help="Read the task from a file; - is standard input.")
+    ] = "",
+    model: ModelOption = "",
+    key_command: KeyCommandOption = "",
+    continued: Annotated[
+        bool,
+        typer.Option("--continue", metavar="", help="Go on with the session's conversation, not with an empty one."),
+    ] = False,
+    check: Annotated[
+        str, typer.Option("--check", metavar="CMD", help="A shell command that has to pass, over what would land.")
+    ] = "",
+    commit: Annotated[
+        Mode,
+        typer.Option(
+            "--commit",
+            help="success lands all there is when the run succeeded (and the check passed); what is risky, or a rule of "
+            "yours asks about, waits for a review.",
+        ),
+    ] = Mode.REVIEW,
+    max_turns: TurnsOption = 50,
+    budget: BudgetOption = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="End the run after this time.")
+    ] = 3600,
+    yes: YesOption = False,
+    notes: NotesOption = True,
+    events: Annotated[
+        str, typer.Option("--events", metavar="FILE", help="Also write every event to a file, a JSON object a line.")
+    ] = "",
+    allow_host: AllowHostOption = None,
+    image: ImageOption = "",
+    backend: BackendOption = "auto",
+    workspace: WorkspaceOption = None,
+    session: SessionOption = "default",
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Have an agent work on a task; nothing of the workspace changes, unless you say --commit success.
+
+    It ends with 0 when it's done and nothing waits, 5 at a limit (turns, budget, time, no progress), 6 where the
+    check failed, 7 where the changes wait for your review, 130 after ^C. With --json every event is an object on a line,
+    and the last line is the result.
+    """
+    # What asks models takes longer to import than most commands to run.
+    from workbench.cli.agent_job import Job, Wishes
+
+    context = Context(workspace, session, json, quiet)
+    with failing(json):
+        options = SandboxOptions(
+            backend=backend, image=image, egress=network.egress(allow_host, False, 0, None, None, None)
+        )
+        wishes = Wishes(
+            task=_task(task, prompt_file),
+            model=model,
+            key_command=key_command,
+            continued=continued,
+            check=check,
+            commit=commit,
+            max_turns=max_turns,
+            budget=budget,
+            timeout=timeout,
+            yes=yes,
+            notes=notes,
+            events=events,
+        )
+        code = anyio.run(Job(context, options, wishes).run)
+    raise typer.Exit(code)
+
+
+def _task(task: str, prompt_file: str) -> str:
+    if bool(task) == bool(prompt_file):
+        raise typer.BadParameter("Say what to do, or where that stands (--prompt-file).")
+    text = task or (sys.stdin.read() if prompt_file == "-" else Path(prompt_file).read_text())
+    if not text.strip():
+        raise typer.BadParameter("The task is empty.")
+    return text
