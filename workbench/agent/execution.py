@@ -86,6 +86,7 @@ class Execution:
         channel: EventChannel,
         finished: Callable[[Run], None],
         updated: Callable[[], None],
+        before: Run | None,
     ) -> None:
         self._run = run
         self._intake = intake
@@ -97,6 +98,7 @@ class Execution:
         self._channel = channel
         self._finished = finished
         self._updated = updated
+        self._before = before
         self._spending = Spending(options.budget, state.usage)
         # The run's own messages: what it began with, then what came of it.
         self._messages: list[ChatMessage] = []
@@ -132,6 +134,9 @@ class Execution:
             try:
                 if self._intake.veto is not None:
                     raise self._intake.veto
+                if self._before is not None:
+                    # Tasks begin in any order, but runs of one object take turns in the order of their calls.
+                    await self._before.wait_finished()
                 async with self._locker.lock(self._state.id):
                     held = True
                     scope.deadline = math.inf

@@ -374,6 +374,7 @@ class AgentSession:
         return run
 
     def _execution(self, run: Run, intake: Intake) -> Execution:
+        before = self._runs[-1] if self._runs else None
         self._runs.append(run)
         return Execution(
             run,
@@ -386,6 +387,7 @@ class AgentSession:
             channel=self._channel,
             finished=self._runs.remove,
             updated=self._updated,
+            before=before,
         )
 
     def _updated(self) -> None:
