@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 from pydantic import TypeAdapter, ValidationError
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _DEFAULT_OPTIONS = SessionOptions()
 _LOCK_SECONDS = 1.0
+Messages = tuple[ChatMessage, ...]
+Transcript = Callable[[Messages], Sequence[ChatMessage]]
+T = TypeVar("T")
 _session_id: TypeAdapter[str] = TypeAdapter(SessionId)
 
 
@@ -185,11 +188,8 @@ class AgentSession:
 
     async def reset(self) -> None:
         """Empty the transcript. Raises SessionBusyError, HistoryNotRewindableError, StoreError."""
-        if self._busy():
-            raise _busy("reset")
-        first = self._state.messages[0].id if self._state.messages else ""
         try:
-            await self._take_back(first, lambda messages: 0)
+            await self.change_transcript("", lambda messages: ())
         except RewindError as error:
             raise SessionBusyError(error.message, hint=error.hint) from None
 
@@ -199,20 +199,35 @@ class AgentSession:
         Raises RewindError (`message_not_found`, `invalid_rewind_target`, `session_busy`), HistoryNotRewindableError,
         StoreError.
         """
+        return await self.change_transcript(message_id, lambda messages: before_message(messages, message_id))
+
+    async def change_transcript(
+        self,
+        message_id: str,
+        change: Transcript,
+        *,
+        first: Callable[[Messages, Messages], Awaitable[None]] | None = None,
+    ) -> Rewound:
+        """Put what `change` makes of the messages in their place, persist, emit `session.rewound` to `message_id`.
+
+        No run goes on meanwhile, here or anywhere. What must happen before, such as bringing files back, is `first`: it's
+        awaited with the messages as they are and as they will be, and what it raises leaves the transcript alone. Where
+        nothing changes nothing is emitted. Raises RewindError (`session_busy`), HistoryNotRewindableError, StoreError, and
+        what `change` raises.
+        """
         if self._busy():
             raise RewindError("A run is in progress.", code="session_busy", hint="Cancel it, or wait for its end.")
-
-        def target(messages: Sequence[ChatMessage]) -> int:
-            for index, message in enumerate(messages):
-                if message.id == message_id:
-                    if message.role != "user":
-                        raise RewindError(
-                            "Only a message of the user's can be taken back.", code="invalid_rewind_target"
-                        )
-                    return index
-            raise RewindError(f"The session has no message {message_id}.", code="message_not_found")
-
-        return await self._take_back(message_id, target)
+        self._changing = True
+        try:
+            before, after = await self._under_lock(lambda: self._changed(change, first))
+        finally:
+            self._changing = False
+        rewound = Rewound(removed=max(0, len(before) - len(after)), messages=after)
+        if after != before:
+            surviving = rewound.model_copy(deep=True).messages
+            self._channel.publish(SessionRewound(message_id=message_id, removed=rewound.removed, messages=surviving))
+            self._updated()
+        return rewound
 
     def cancel(self) -> bool:
         """Cancel every run of this object; False where there is none."""
@@ -269,6 +284,11 @@ class AgentSession:
         return self._stream(
             Intake(messages=tuple(message.model_copy(deep=True) for message in messages), veto=veto), None
         )
+
+    async def wait_idle(self) -> None:
+        """Wait until no run of this object goes on."""
+        while self._runs:
+            await self._runs[-1].wait_finished()
 
     async def close(self) -> None:
         """Cancel its runs, and wait for them and for the threads of tools that were given up. From any task; once is enough."""
@@ -402,43 +422,50 @@ class AgentSession:
             setattr(self._state, name, value)
         self._updated()
 
-    async def _take_back(self, message_id: str, target: Callable[[Sequence[ChatMessage]], int]) -> Rewound:
-        """Remove the messages from the index on that `target` finds, in the history and here."""
+    async def _changed(
+        self, change: Transcript, first: Callable[[Messages, Messages], Awaitable[None]] | None
+    ) -> tuple[Messages, Messages]:
+        """The messages before and after; the lock is held."""
         history = self._history
-        if not isinstance(history, RewindableHistory):
+        before = tuple(await history.read(self.id))
+        after = tuple(change(before))
+        if after != before and not isinstance(history, RewindableHistory):
             raise HistoryNotRewindableError("The history of this session is append-only.")
-        before = 0
+        if first is not None:
+            await first(before, after)
+        if after != before and isinstance(history, RewindableHistory):
+            await history.change(self.id, lambda detail: _with_messages(detail, change(detail.messages)))
+            self._state.updated_at = now()
+        self._state.messages = after
+        return before, after
 
-        def cut(detail: SessionDetail) -> SessionDetail:
-            nonlocal before
-            before = len(detail.messages)
-            kept = detail.messages[: target(detail.messages)]
-            return detail.model_copy(update={"messages": kept, "message_count": len(kept), "updated_at": now()})
-
-        self._changing = True
-        try:
-            detail = await self._under_lock(lambda: history.change(self.id, cut))
-        finally:
-            self._changing = False
-        self._state.messages, self._state.updated_at = detail.messages, detail.updated_at
-        rewound = Rewound(removed=before - len(detail.messages), messages=detail.messages)
-        surviving = rewound.model_copy(deep=True).messages
-        self._channel.publish(SessionRewound(message_id=message_id, removed=rewound.removed, messages=surviving))
-        self._updated()
-        return rewound
-
-    async def _under_lock(self, change: Callable[[], Any]) -> SessionDetail:
-        """`change` while no run of this session goes on anywhere. Raises RewindError (`session_busy`)."""
+    async def _under_lock(self, act: Callable[[], Awaitable[T]]) -> T:
+        """`act` while no run of this session goes on anywhere. Raises RewindError (`session_busy`)."""
         held = False
         with anyio.CancelScope(deadline=anyio.current_time() + _LOCK_SECONDS) as scope:
             async with self._locker.lock(self.id):
                 held = True
                 scope.deadline = float("inf")
                 with anyio.CancelScope(shield=True):
-                    detail: SessionDetail = await change()
+                    result = await act()
         if not held:
             raise RewindError("A run is in progress.", code="session_busy", hint="Wait for its end.")
-        return detail
+        return result
+
+
+def before_message(messages: Messages, message_id: str) -> Messages:
+    """The messages before one of the user's. Raises RewindError (`message_not_found`, `invalid_rewind_target`)."""
+    for index, message in enumerate(messages):
+        if message.id == message_id:
+            if message.role != "user":
+                raise RewindError("Only a message of the user's can be taken back.", code="invalid_rewind_target")
+            return messages[:index]
+    raise RewindError(f"The session has no message {message_id}.", code="message_not_found")
+
+
+def _with_messages(detail: SessionDetail, messages: Sequence[ChatMessage]) -> SessionDetail:
+    update = {"messages": tuple(messages), "message_count": len(messages), "updated_at": now()}
+    return detail.model_copy(update=update)
 
 
 def _busy(what: str) -> SessionBusyError:
