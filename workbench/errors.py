@@ -21,6 +21,7 @@
     │   └── ConflictError             conflict (with `paths`)
     ├── SessionError
     │   ├── SessionNotFoundError      session_not_found
+    │   ├── SessionExistsError        session_exists
     │   ├── SessionBusyError          session_busy
     │   ├── SessionClosedError        session_closed
     │   ├── MessageExistsError        message_exists
@@ -138,6 +139,12 @@ class SessionNotFoundError(SessionError):
     """There is no session of this id."""
 
     default_code = "session_not_found"
+
+
+class SessionExistsError(SessionError):
+    """There is a session of this id already."""
+
+    default_code = "session_exists"
 
 
 class SessionBusyError(SessionError):
