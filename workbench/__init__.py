@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from workbench.agent.options import SessionOptions
     from workbench.agent.run import drain
     from workbench.agent.session import AgentSession
+    from workbench.agent.workspace_session import WorkspaceSession
     from workbench.protocol.commands import Command, CommandResult
     from workbench.protocol.messages import Thinking
     from workbench.protocol.runs import RunOptions, RunResult
@@ -39,6 +40,7 @@ __all__ = [
     "ToolRegistry",
     "WorkbenchError",
     "Workspace",
+    "WorkspaceSession",
     "__version__",
     "drain",
     "tool",
@@ -55,6 +57,7 @@ _PLACES = {
     "Thinking": "protocol.messages",
     "ToolRegistry": "tools.registry",
     "Workspace": "workspace",
+    "WorkspaceSession": "agent.workspace_session",
     "drain": "agent.run",
     "tool": "tools.base",
 }
