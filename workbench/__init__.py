@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
+    from workbench.agent.manager import SessionManager
     from workbench.agent.models import ModelRegistry
     from workbench.agent.options import SessionOptions
     from workbench.agent.run import drain
@@ -35,6 +36,7 @@ __all__ = [
     "ModelRegistry",
     "RunOptions",
     "RunResult",
+    "SessionManager",
     "SessionOptions",
     "Thinking",
     "ToolRegistry",
@@ -53,6 +55,7 @@ _PLACES = {
     "ModelRegistry": "agent.models",
     "RunOptions": "protocol.runs",
     "RunResult": "protocol.runs",
+    "SessionManager": "agent.manager",
     "SessionOptions": "agent.options",
     "Thinking": "protocol.messages",
     "ToolRegistry": "tools.registry",

@@ -34,7 +34,8 @@
     ├── ModelRequestError             invalid_request · auth · no_credit · rate_limited · overloaded ·
     │                                 context_overflow · incomplete_stream · network;
     │                                 provider · status · retryable · retry_after_ms · usage
-    ├── ToolError                     unknown_tool · invalid_arguments · tool_denied · tool_panicked · tool_timeout
+    ├── ToolError                     unknown_tool · invalid_arguments · tool_denied · tool_panicked · tool_timeout ·
+    │                                 tool_failed
     ├── ApprovalError                 approval_not_found · approval_resolved · approval_changed
     ├── HistoryError                  history_failed
     ├── LockError                     lock_failed

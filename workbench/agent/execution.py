@@ -232,17 +232,18 @@ class Execution:
     async def _store(self, end: LoopEnd | None, ending: _Ending | None) -> _Ending:
         """Store what a run came to: of one that failed or was cancelled, its usage only."""
         messages = tuple(self._messages) if end is not None and self._intake.message is not None else ()
+        used = self._spending.usage
         try:
-            if isinstance(self._history, RewindableHistory):
-                detail = await self._history.change(self._state.id, lambda before: self._after(before, messages))
-                self._state.usage, self._state.messages = detail.usage, detail.messages
-            else:
+            if not isinstance(self._history, RewindableHistory):
                 if messages:
                     await self._history.append(self._state.id, *messages)
-                self._state.usage += self._spending.usage
+                self._state.usage += used
                 self._state.messages += messages
+            elif messages or not used.is_empty:
+                detail = await self._history.change(self._state.id, lambda before: self._after(before, messages))
+                self._state.usage, self._state.messages = detail.usage, detail.messages
         except Exception as error:
-            self._state.usage += self._spending.usage
+            self._state.usage += used
             if ending is None:
                 return self._failure(error, "history_failed", None)
             self._options.logger.exception("the usage of session %s can't be stored", self._state.id)

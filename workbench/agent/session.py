@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+from anyio.lowlevel import current_token
 from pydantic import TypeAdapter, ValidationError
 
 from workbench.agent.channel import EventChannel, Listener
@@ -18,8 +19,8 @@ from workbench.agent.prompt import create_message, new_id
 from workbench.agent.run import Run, RunStream
 from workbench.agent.state import SessionState
 from workbench.agent.tasks import spawn
+from workbench.agent.transcript import Change, First, before_message, changed
 from workbench.errors import (
-    HistoryNotRewindableError,
     MessageExistsError,
     ModelNotFoundError,
     OptionsError,
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
     from workbench.agent.models import ModelRegistry
 
 _DEFAULT_OPTIONS = SessionOptions()
-_LOCK_SECONDS = 1.0
-Messages = tuple[ChatMessage, ...]
-Transcript = Callable[[Messages], Sequence[ChatMessage]]
-T = TypeVar("T")
 _session_id: TypeAdapter[str] = TypeAdapter(SessionId)
 
 
@@ -204,9 +201,9 @@ class AgentSession:
     async def change_transcript(
         self,
         message_id: str,
-        change: Transcript,
+        change: Change,
         *,
-        first: Callable[[Messages, Messages], Awaitable[None]] | None = None,
+        first: First | None = None,
     ) -> Rewound:
         """Put what `change` makes of the messages in their place, persist, emit `session.rewound` to `message_id`.
 
@@ -219,11 +216,13 @@ class AgentSession:
             raise RewindError("A run is in progress.", code="session_busy", hint="Cancel it, or wait for its end.")
         self._changing = True
         try:
-            before, after = await self._under_lock(lambda: self._changed(change, first))
+            before, after = await changed(self.id, self._history, self._locker, change, first)
         finally:
             self._changing = False
+        self._state.messages = after
         rewound = Rewound(removed=max(0, len(before) - len(after)), messages=after)
         if after != before:
+            self.touch()
             surviving = rewound.model_copy(deep=True).messages
             self._channel.publish(SessionRewound(message_id=message_id, removed=rewound.removed, messages=surviving))
             self._updated()
@@ -239,6 +238,8 @@ class AgentSession:
 
         Raises SessionBusyError (it never waits), SessionGuardError, MessageExistsError, SessionClosedError, OptionsError.
         """
+        # Without an event loop nothing may be announced.
+        current_token()
         if self._closed:
             raise _closed()
         if self._busy():
@@ -421,51 +422,6 @@ class AgentSession:
         for name, value in values.items():
             setattr(self._state, name, value)
         self._updated()
-
-    async def _changed(
-        self, change: Transcript, first: Callable[[Messages, Messages], Awaitable[None]] | None
-    ) -> tuple[Messages, Messages]:
-        """The messages before and after; the lock is held."""
-        history = self._history
-        before = tuple(await history.read(self.id))
-        after = tuple(change(before))
-        if after != before and not isinstance(history, RewindableHistory):
-            raise HistoryNotRewindableError("The history of this session is append-only.")
-        if first is not None:
-            await first(before, after)
-        if after != before and isinstance(history, RewindableHistory):
-            await history.change(self.id, lambda detail: _with_messages(detail, change(detail.messages)))
-            self._state.updated_at = now()
-        self._state.messages = after
-        return before, after
-
-    async def _under_lock(self, act: Callable[[], Awaitable[T]]) -> T:
-        """`act` while no run of this session goes on anywhere. Raises RewindError (`session_busy`)."""
-        held = False
-        with anyio.CancelScope(deadline=anyio.current_time() + _LOCK_SECONDS) as scope:
-            async with self._locker.lock(self.id):
-                held = True
-                scope.deadline = float("inf")
-                with anyio.CancelScope(shield=True):
-                    result = await act()
-        if not held:
-            raise RewindError("A run is in progress.", code="session_busy", hint="Wait for its end.")
-        return result
-
-
-def before_message(messages: Messages, message_id: str) -> Messages:
-    """The messages before one of the user's. Raises RewindError (`message_not_found`, `invalid_rewind_target`)."""
-    for index, message in enumerate(messages):
-        if message.id == message_id:
-            if message.role != "user":
-                raise RewindError("Only a message of the user's can be taken back.", code="invalid_rewind_target")
-            return messages[:index]
-    raise RewindError(f"The session has no message {message_id}.", code="message_not_found")
-
-
-def _with_messages(detail: SessionDetail, messages: Sequence[ChatMessage]) -> SessionDetail:
-    update = {"messages": tuple(messages), "message_count": len(messages), "updated_at": now()}
-    return detail.model_copy(update=update)
 
 
 def _busy(what: str) -> SessionBusyError:

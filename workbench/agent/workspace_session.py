@@ -22,8 +22,9 @@ from workbench.agent.locks import FileLocker
 from workbench.agent.options import SessionOptions
 from workbench.agent.prompt import default_system_prompt, new_id, title_from_input
 from workbench.agent.run import Run, RunStream
-from workbench.agent.session import AgentSession, Messages, Transcript, before_message
+from workbench.agent.session import AgentSession
 from workbench.agent.stores import FileSessionStore
+from workbench.agent.transcript import Change, Messages, before_message
 from workbench.agent.travels import Travels
 from workbench.checkpoints.history import RowKind
 from workbench.errors import (
@@ -241,7 +242,7 @@ class WorkspaceSession:
         await self._travel(travel.message_id, change, lambda before, after: travel)
 
     async def _travel(
-        self, message_id: str, change: Transcript, planned: Callable[[Messages, Messages], TravelRecord]
+        self, message_id: str, change: Change, planned: Callable[[Messages, Messages], TravelRecord]
     ) -> WorkspaceRewound:
         """Write the journal, move the files, change the conversation, and put the journal away."""
         travelled: Travelled | None = None
