@@ -251,6 +251,36 @@ def _run_tasks() -> int:
     return sum(task.get_name().startswith("run ") for task in asyncio.all_tasks())
 
 
+@pytest.mark.parametrize("close", [False, True])
+async def test_nothing_is_left_of_a_run_that_is_cancelled_after_any_number_of_steps(close: bool) -> None:
+    """Not only where it waits for something of ours: cancelled after 0, 1, 2, … steps of the event loop, until it's over."""
+    reasons: list[str] = []
+    steps = 0
+    while not reasons or reasons[-1] != "stop":
+        point = Point("nowhere", breaks=False)
+        history, locker, model = StoppingHistory(point), StoppingLocker(point), StoppingModel(point)
+        session = AgentSession(
+            id="s", model=model, history=history, locker=locker, options=options_of(point, timeout=LONG)
+        )
+        events: list[Any] = []
+        session.subscribe(events.append)
+        async with session:
+            run = session.run("Go.")
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            with anyio.fail_after(LONG):
+                if close:
+                    await session.close()
+                else:
+                    run.cancel()
+                    await run.wait_finished()
+            reasons.append(end(await read(run)))
+            _assert_nothing_is_left(session, locker, point, events)
+            await _assert_no_half_turn(history, (), reasons[-1])
+        steps += 1
+    assert set(reasons) == {"cancelled", "stop"}
+
+
 async def _reached(point: Point, events: list[Any]) -> None:
     """Wait until the run waits at the point."""
     if point.name == "retry":
