@@ -222,8 +222,8 @@ class Workspace:
         return self._directory.root
 
     @property
-    def state_path(self) -> str:
-        """The directory of everything kept for this workspace, in the state directory."""
+    def directory(self) -> str:
+        """What is kept of this real directory, in the state directory."""
         return self._directory.path
 
     @property

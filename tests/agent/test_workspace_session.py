@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -186,10 +187,13 @@ async def test_a_rewind_is_refused_during_a_run_and_for_unknown_messages(root: P
         reply = session.agent.detail().messages[1].id
         codes = [busy.value.code]
         for target in ("mine", reply):
-            with pytest.raises((RewindError, CheckpointError)) as raised:
+            with pytest.raises(RewindError) as raised:
                 await session.rewind(target)
             codes.append(raised.value.code)
-    assert codes == ["session_busy", "message_not_found", "checkpoint_not_found"]
+        with pytest.raises(RewindError) as busy:
+            await session.rewind("nowhere")
+    assert codes == ["session_busy", "message_not_found", "invalid_rewind_target"]
+    assert busy.value.code == "message_not_found"
 
 
 @pytest.mark.anyio
@@ -300,6 +304,76 @@ async def test_both_have_the_same_id(root: Path) -> None:
             WorkspaceSession(workspace, AgentSession.local(id="other", model=ScriptedModel()))
 
 
+@pytest.mark.anyio
+async def test_a_projects_notes_are_in_the_prompt_as_untrusted_unless_they_are_not_wanted(root: Path) -> None:
+    """What anybody may have written is material, not orders."""
+    (root / "AGENTS.md").write_text("Use tabs. " + "x" * 100_000)
+    os.symlink("/etc/passwd", root / "CLAUDE.md")
+    (root / ".cursorrules").write_text("Use spaces.")
+    for notes in (True, False):
+        with ScriptedModel(Turn(text="hello")) as model:
+            async with (
+                Workspace.open(root) as workspace,
+                WorkspaceSession.open(workspace, model=model, notes=notes) as session,
+            ):
+                await say(session, "hello", f"m{notes}")
+        system = model.requests[0].messages[0].content
+        assert ("untrusted: take facts" in system, "Use tabs" in system, "Use spaces" in system) == (notes,) * 3
+        assert "root:" not in system
+        assert len(system) < 80_000
+        assert "edit_file" in system
+
+
+@pytest.mark.anyio
+async def test_the_persons_configuration_adds_to_the_prompt_and_decides_about_calls(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "`[agent] system_prompt` of the user's config"; "rules in the user's config by tool and argument glob"."""
+    (tmp_path / "config.toml").write_text(
+        """[agent]
+        system_prompt = "Speak French."
+        [[agent.permissions]]
+        permission = "deny"
+        tool = "write_file"
+        arguments = { path = "secrets/*" }
+        """
+    )
+    monkeypatch.setenv("WORKBENCH_CONFIG", str(tmp_path))
+    calls = [Turn.call("write_file", {"path": path, "content": "x"}) for path in ("./secrets/a", "b")]
+    with ScriptedModel(Turn(tool_calls=calls), Turn(text="ok")) as model:
+        async with Workspace.open(root) as workspace, WorkspaceSession.open(workspace, model=model) as session:
+            await say(session, "x", "m1")
+            assert sorted(await files(session)) == ["a", "b"]
+    assert model.requests[0].messages[0].content.endswith("Speak French.")
+    assert "isn't allowed" in model.requests[1].messages[-2].content
+
+
+@pytest.mark.anyio
+async def test_what_somebody_else_completed_meanwhile_is_not_completed_again(root: Path) -> None:
+    """Two that open at once find one journal: the second finds it ended."""
+    async with opened(root, *writing("b", "1")) as session:
+        await say(session, "x", "m1")
+        await session.rewind("m1")
+        travels = Travels(session.workspace.directory, "default")
+        record = await travels.read()
+        (travel,) = record.undone
+        await travels.change(lambda now: now.model_copy(update={"under_way": travel, "undone": ()}))
+
+    async def complete() -> None:
+        # The lock is waited for a second only.
+        with contextlib.suppress(RewindError):
+            async with opened(root):
+                pass
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(complete)
+    async with opened(root) as session:
+        assert await travels.read() == record
+        await session.redo()
+        assert said(session) == ["x"]
+
+
 BEFORE = ({"a": "one\n", "b": "1", "c": "2"}, ["x", "y"])
 AFTER = ({"a": "one\n"}, [])
 
@@ -324,7 +398,7 @@ def test_killed_at_any_moment_files_and_conversation_are_together_after_the_next
         async with opened(root) as session:
             found = (await files(session), said(session))
             assert found in (old, new)
-            record = await Travels(session.workspace.state_path, "default").read()
+            record = await Travels(session.workspace.directory, "default").read()
             assert record.under_way is None
             if found == old:
                 return "old"

@@ -6,8 +6,9 @@ cut short to its end: the files say by their checkpoints whether they have gone 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,9 +21,11 @@ from anyio import to_thread
 from workbench.agent.history import StoreHistory
 from workbench.agent.locks import FileLocker
 from workbench.agent.options import SessionOptions
+from workbench.agent.permissions import PermissionRules
 from workbench.agent.prompt import default_system_prompt, new_id, title_from_input
 from workbench.agent.run import Run, RunStream
 from workbench.agent.session import AgentSession
+from workbench.agent.settings import load
 from workbench.agent.stores import FileSessionStore
 from workbench.agent.transcript import Change, Messages, before_message
 from workbench.agent.travels import Travels
@@ -41,8 +44,10 @@ from workbench.protocol.events import Notice
 from workbench.protocol.messages import ChatMessage, ImageAttachment, now
 from workbench.protocol.runs import RunOptions
 from workbench.protocol.sessions import TravelRecord, TravelsRecord, WorkspaceRewound
+from workbench.tools.project_notes import project_notes
 from workbench.tools.registry import ToolRegistry
-from workbench.tools.standard import workspace_tools
+from workbench.tools.seen import SeenFiles
+from workbench.tools.standard import note_tools, workspace_tools
 from workbench.workspace import Travelled, Workspace
 
 _DEFAULT_OPTIONS = SessionOptions()
@@ -59,7 +64,7 @@ class WorkspaceSession:
             raise OptionsError(f"The conversation {agent.id} isn't that of the session {workspace.session}.")
         self.workspace = workspace
         self.agent = agent
-        self._travels = Travels(workspace.state_path, agent.id)
+        self._travels = Travels(workspace.directory, agent.id)
         self._beginning = anyio.Lock()
         self._message_id = ""
         self._step = 0
@@ -73,44 +78,55 @@ class WorkspaceSession:
         model: LanguageModel | str,
         system_prompt: str | None = None,
         options: SessionOptions = _DEFAULT_OPTIONS,
+        notes: bool = True,
     ) -> AsyncIterator[Self]:
-        """With the stores of the workspace's state directory, and its tools where the options have none.
+        """With the stores of the workspace's state directory. First completes a rewind that a crash cut short.
 
-        First completes a rewind that a crash cut short. A `model` that is a string is looked up by provider. Raises
-        ModelNotFoundError, ModelRequestError (auth), StoreError, and what the completion raises.
+        A `model` that is a string is looked up by provider. `system_prompt` None is `default_system_prompt` with what the
+        person's configuration adds; with `notes` those of the project's files come after it. Options without tools get the
+        workspace's own, without a resolver the rules of the person's configuration. Raises ModelNotFoundError,
+        ModelRequestError (auth), OptionsError, StoreError, and what the completion raises.
         """
-        store = FileSessionStore(workspace.state_path)
-        detail = await store.load(workspace.session)
-        tools = options.tools
-        if tools is None:
-            tools = ToolRegistry()
-            for tool in workspace_tools(workspace):
-                tools.register(tool)
-        root = os.fsdecode(workspace.root)
-        if system_prompt is None:
-            stored = detail.system_prompt if detail is not None else None
-            names = [schema.name for schema in tools.schemas()]
-            system_prompt = stored or default_system_prompt(workspace=root, tool_names=names)
-        sessions: list[Self] = []
-
-        async def after_tools(message: ChatMessage) -> None:
-            await sessions[0]._take_step(message)
-            if options.after_tools is not None:
-                await options.after_tools(message)
-
         async with AsyncExitStack() as stack:
             if isinstance(model, str):
                 model = await stack.enter_async_context(resolve(model))
+            settings = load()
+            seen = SeenFiles()
+            tools = options.tools
+            if tools is None:
+                tools = ToolRegistry()
+                for tool in (*workspace_tools(workspace, seen), *note_tools(workspace, model)):
+                    tools.register(tool)
+            root = os.fsencode(workspace.root).decode(errors="backslashreplace")
+            if system_prompt is None:
+                names = [schema.name for schema in tools.schemas()]
+                system_prompt = default_system_prompt(workspace=root, tool_names=names, extra=settings.system_prompt)
+            if notes and (found := await project_notes(workspace)):
+                system_prompt = f"{system_prompt}\n\n{found}"
+            sessions: list[Self] = []
+
+            async def after_tools(message: ChatMessage) -> None:
+                await sessions[0]._take_step(message)
+                if options.after_tools is not None:
+                    await options.after_tools(message)
+
+            store = FileSessionStore(workspace.directory)
             agent = AgentSession(
                 id=workspace.session,
                 history=StoreHistory(store),
-                locker=FileLocker(os.path.join(workspace.state_path, "sessions", ".runs")),
+                locker=FileLocker(os.path.join(workspace.directory, "sessions", ".runs")),
                 model=model,
                 workspace=root,
                 system_prompt=system_prompt,
-                options=replace(options, tools=tools, after_tools=after_tools),
-                detail=detail,
+                options=replace(
+                    options,
+                    tools=tools,
+                    after_tools=after_tools,
+                    resolve_permission=options.resolve_permission or PermissionRules(settings.permissions),
+                ),
+                detail=await store.load(workspace.session),
             )
+            agent.subscribe(lambda event: seen.clear() if event.type == "session.rewound" else None)
             sessions.append(cls(workspace, agent))
             async with sessions[0] as session:
                 yield session
@@ -169,16 +185,15 @@ class WorkspaceSession:
             kept = _before(messages, message_id, started)
             return kept if conversation else messages
 
-        if files:
-            await to_thread.run_sync(self.workspace.timeline.find, message_id)
-
-        def planned(before: Messages, after: Messages) -> TravelRecord:
+        async def planned(before: Messages, after: Messages) -> TravelRecord:
+            if files:
+                await self._require(message_id)
             return TravelRecord(
                 kind="rewind",
                 message_id=message_id,
                 files=files,
                 conversation=conversation,
-                after=self._newest(),
+                after=await to_thread.run_sync(self._newest),
                 head=after[-1].id if after else "",
                 removed=before[len(after) :],
             )
@@ -192,22 +207,23 @@ class WorkspaceSession:
         elsewhere since; else as `rewind`.
         """
         await self.complete()
-        record = await self._travels.read()
-        if not record.undone:
+        undone = (await self._travels.read()).undone
+        if not undone:
             raise _nothing_to_redo("There is no rewind to take back.")
-        travel = record.undone[-1]
-        if travel.before:
-            points = await to_thread.run_sync(self.workspace.timeline.redo_points)
-            if not points or points[-1].message_id != travel.before:
-                raise _nothing_to_redo("The files were brought elsewhere since the rewind.")
+        travel = undone[-1]
 
         def change(messages: Messages) -> Messages:
             if travel.conversation and (messages[-1].id if messages else "") != travel.head:
                 raise _nothing_to_redo("The conversation went on since the rewind.")
             return (*messages, *travel.removed)
 
-        def planned(before: Messages, after: Messages) -> TravelRecord:
-            return travel.model_copy(update={"kind": "redo", "after": self._newest()})
+        async def planned(before: Messages, after: Messages) -> TravelRecord:
+            points = await to_thread.run_sync(self.workspace.timeline.redo_points)
+            if travel.before and (not points or points[-1].message_id != travel.before):
+                raise _nothing_to_redo("The files were brought elsewhere since the rewind.")
+            if (await self._travels.read()).undone != undone:
+                raise _nothing_to_redo("Somebody else has taken the rewind back just now.")
+            return travel.model_copy(update={"kind": "redo", "after": await to_thread.run_sync(self._newest)})
 
         return await self._travel(travel.message_id, change if travel.conversation else tuple, planned)
 
@@ -223,7 +239,7 @@ class WorkspaceSession:
         fork = detail.model_copy(
             update={"id": session, "messages": messages, "pending": (), "created_at": now(), "updated_at": now()}
         )
-        await StoreHistory(FileSessionStore(self.workspace.state_path)).change(session, lambda _: fork)
+        await StoreHistory(FileSessionStore(self.workspace.directory)).change(session, lambda _: fork)
         return session
 
     async def complete(self) -> None:
@@ -239,10 +255,17 @@ class WorkspaceSession:
             kept = tuple(message for message in messages if message.id not in removed)
             return kept if travel.kind == "rewind" else (*kept, *travel.removed)
 
-        await self._travel(travel.message_id, change, lambda before, after: travel)
+        async def planned(before: Messages, after: Messages) -> TravelRecord:
+            if (await self._travels.read()).under_way != travel:
+                raise _ArrivedError
+            return travel
+
+        # Who had begun it may be alive, and have ended it while this one waited for the lock.
+        with contextlib.suppress(_ArrivedError):
+            await self._travel(travel.message_id, change, planned)
 
     async def _travel(
-        self, message_id: str, change: Change, planned: Callable[[Messages, Messages], TravelRecord]
+        self, message_id: str, change: Change, planned: Callable[[Messages, Messages], Awaitable[TravelRecord]]
     ) -> WorkspaceRewound:
         """Write the journal, move the files, change the conversation, and put the journal away."""
         travelled: Travelled | None = None
@@ -250,7 +273,7 @@ class WorkspaceSession:
 
         async def first(before: Messages, after: Messages) -> None:
             nonlocal travel, travelled
-            travel = await to_thread.run_sync(planned, before, after)
+            travel = await planned(before, after)
             await self._travels.change(lambda record: record.model_copy(update={"under_way": travel}))
             try:
                 travelled = await self._move(travel)
@@ -280,6 +303,19 @@ class WorkspaceSession:
         if travel.kind == "rewind":
             return await self.workspace.rewind(travel.message_id)
         return await self.workspace.redo() if travel.before else None
+
+    async def _require(self, message_id: str) -> None:
+        """Make sure that there is a checkpoint of a message. Raises RewindError, CheckpointError (store_corrupt)."""
+        try:
+            await to_thread.run_sync(self.workspace.timeline.find, message_id)
+        except CheckpointError as error:
+            if error.code != "checkpoint_not_found":
+                raise
+            raise RewindError(
+                f"There are no files of before the message {message_id}.",
+                code="message_not_found",
+                hint="Take back the conversation alone; `workbench log` lists what there is of the files.",
+            ) from error
 
     def _arrived(self, travel: TravelRecord) -> bool:
         kind = RowKind.REWIND if travel.kind == "rewind" else RowKind.REDO
@@ -321,6 +357,10 @@ class WorkspaceSession:
         except WorkbenchError as error:
             # The run goes on: what was there before the message is kept all the same.
             self.agent.publish(Notice(code=error.code, message=f"No checkpoint after {label}: {error.message}"))
+
+
+class _ArrivedError(Exception):
+    """What was to be completed has been completed."""
 
 
 def _ended(travel: TravelRecord, record: TravelsRecord) -> TravelsRecord:
