@@ -21,6 +21,7 @@
     │   └── ConflictError             conflict (with `paths`)
     ├── SessionError
     │   ├── SessionNotFoundError      session_not_found
+    │   ├── SessionExistsError        session_exists
     │   ├── SessionBusyError          session_busy
     │   ├── SessionClosedError        session_closed
     │   ├── MessageExistsError        message_exists
@@ -33,7 +34,8 @@
     ├── ModelRequestError             invalid_request · auth · no_credit · rate_limited · overloaded ·
     │                                 context_overflow · incomplete_stream · network;
     │                                 provider · status · retryable · retry_after_ms · usage
-    ├── ToolError                     unknown_tool · invalid_arguments · tool_denied · tool_panicked · tool_timeout
+    ├── ToolError                     unknown_tool · invalid_arguments · tool_denied · tool_panicked · tool_timeout ·
+    │                                 tool_failed
     ├── ApprovalError                 approval_not_found · approval_resolved · approval_changed
     ├── HistoryError                  history_failed
     ├── LockError                     lock_failed
@@ -138,6 +140,12 @@ class SessionNotFoundError(SessionError):
     """There is no session of this id."""
 
     default_code = "session_not_found"
+
+
+class SessionExistsError(SessionError):
+    """There is a session of this id already."""
+
+    default_code = "session_exists"
 
 
 class SessionBusyError(SessionError):

@@ -222,6 +222,11 @@ class Workspace:
         return self._directory.root
 
     @property
+    def directory(self) -> str:
+        """What is kept of this real directory, in the state directory."""
+        return self._directory.path
+
+    @property
     def overlay_path(self) -> str:
         """The overlay's directory in the state directory."""
         return self._overlay.path

@@ -32,6 +32,9 @@ from workbench.testing.conversations import SESSION_IDS, message, run, session
 pytestmark = pytest.mark.anyio
 forking = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
+# What is tested goes on in other processes, or takes long and has nothing to do with the loop.
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
 T = TypeVar("T")
 _STEPS = (*CHANGING, "write")
 
@@ -107,6 +110,7 @@ async def test_what_can_not_be_an_id_is_refused(id: str, tmp_path: Path) -> None
 # Histories
 
 
+@one_loop
 async def test_a_history_is_torn_at_any_byte_and_keeps_every_run_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -248,6 +252,7 @@ anyio.run(main)
 """
 
 
+@one_loop
 async def test_processes_append_to_one_history_and_no_run_is_lost_or_mixed(tmp_path: Path) -> None:
     """Implementations are safe for concurrent use, also across processes with files."""
     children = [python(_APPENDING, tmp_path, name) for name in "abc"]
@@ -277,6 +282,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("way", ["ends", "is killed"])
+@one_loop
 async def test_a_process_holds_the_lock_until_it_ends_however_it_does(way: str, tmp_path: Path) -> None:
     child = python(_HOLDING, tmp_path)
     assert child.stdout is not None
@@ -319,6 +325,7 @@ anyio.run(main)
 """
 
 
+@one_loop
 async def test_processes_that_count_up_one_number_lose_none_even_where_the_lock_is_forgotten_meanwhile(
     tmp_path: Path,
 ) -> None:
@@ -503,7 +510,7 @@ async def test_a_deleted_session_leaves_nothing_behind(tmp_path: Path) -> None:
     store = FileSessionStore(tmp_path)
     history = StoreHistory(store)
     await history.append("s", *run("a"))
-    await store.delete("s")
+    await history.delete("s")
     assert [path for path in (tmp_path / "sessions").rglob("*") if path.is_file()] == []
 
 
@@ -524,6 +531,7 @@ anyio.run(main)
 """
 
 
+@one_loop
 async def test_processes_change_one_stored_session_and_no_change_is_lost(tmp_path: Path) -> None:
     children = [python(_CHANGING_ONE, tmp_path, name) for name in "abc"]
     for child in children:

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import anyio.to_thread
 from pydantic import ValidationError
 
-from workbench.agent.locks import LocalLocker
+from workbench.agent.locks import FileLocker, LocalLocker
 from workbench.agent.stores import LockedStore, SessionStore
 from workbench.errors import HistoryError, WorkbenchError
 from workbench.protocol.messages import ChatMessage, Usage, now
@@ -138,6 +138,21 @@ class StoreHistory:
             changed = changed.model_copy(update=update)
             await self._store.save(changed)
         return changed
+
+    async def create(self, session: SessionDetail) -> bool:
+        """Store a new session; False, with nothing changed, where one of its id is stored. Raises StoreError, LockError."""
+        async with self._locker.lock(session.id):
+            if await self._store.load(session.id) is not None:
+                return False
+            await self._store.save(session)
+        return True
+
+    async def delete(self, session_id: str) -> None:
+        """Remove a stored session, never in the middle of a change. Raises StoreError, LockError."""
+        async with self._locker.lock(session_id):
+            await self._store.delete(session_id)
+        if isinstance(self._locker, LocalLocker | FileLocker):
+            self._locker.forget(session_id)
 
 
 def _copies(messages: tuple[ChatMessage, ...] | list[ChatMessage]) -> tuple[ChatMessage, ...]:

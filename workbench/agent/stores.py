@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import anyio.to_thread
 
+from workbench.agent.event_log import EventLog, FileEventLog
 from workbench.agent.locks import FileLocker, Locker
 from workbench.errors import StateError, StoreError
 from workbench.protocol.session_ids import file_name
@@ -51,6 +52,14 @@ class LockedStore(SessionStore, Protocol):
     def locker(self) -> Locker: ...
 
 
+@runtime_checkable
+class LoggedStore(SessionStore, Protocol):
+    """A store that keeps the events of its sessions, too."""
+
+    @property
+    def event_log(self) -> EventLog: ...
+
+
 class MemorySessionStore:
     """As long as the process lives."""
 
@@ -78,6 +87,7 @@ class MemorySessionStore:
 class FileSessionStore:
     """`sessions/<id>/session.json` in a directory, replaced whole; safe for use by several processes.
 
+    `events.jsonl` beside it is the log of its events, which only grows, and in which `session.rewound` marks a rewind.
     A file that can't be read is set aside as `session.json.corrupt-<n>` and logged: its session is as if it had never been.
     """
 
@@ -85,6 +95,7 @@ class FileSessionStore:
         """`directory` is made where it's missing, once it's needed."""
         self._sessions = os.path.join(os.path.abspath(directory), "sessions")
         self.locker = FileLocker(os.path.join(self._sessions, ".locks"))
+        self.event_log = FileEventLog(self._sessions)
 
     async def list(self) -> tuple[SessionSummary, ...]:
         """As `SessionStore.list`, in order of the directories' names. Raises StoreError."""
@@ -109,7 +120,6 @@ class FileSessionStore:
         name = file_name(id)
         with _store_errors():
             await anyio.to_thread.run_sync(self._delete, name)
-        self.locker.forget(id)
 
     def _list(self) -> tuple[SessionSummary, ...]:
         try:

@@ -38,6 +38,12 @@ class SeenFiles:
         self._digests.pop(path, None)
         self._size -= len(self._contents.pop(path, b""))
 
+    def clear(self) -> None:
+        """The model knows nothing any more: its conversation was rewound."""
+        self._digests.clear()
+        self._contents.clear()
+        self._size = 0
+
     def difference(self, path: bytes, content: bytes) -> str | None:
         """What changed since the model read the file, None where it's as it read it, or never read it.
 

@@ -14,9 +14,12 @@ from workbench.tools.shell import ShellTools
 from workbench.workspace import Workspace
 
 
-def workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
-    """Tools for files, search, commands and changes of one session of a workspace, which share what the model has read."""
-    seen = SeenFiles()
+def workspace_tools(workspace: Workspace, seen: SeenFiles | None = None) -> tuple[Tool, ...]:
+    """Tools for files, search, commands and changes of one session of a workspace.
+
+    They share what the model has `seen` of the files, which is nothing unless it's given.
+    """
+    seen = SeenFiles() if seen is None else seen
     return (
         *FileTools(workspace, seen).tools(),
         *PatchTools(workspace, seen).tools(),
