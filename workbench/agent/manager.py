@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -31,6 +31,9 @@ from workbench.protocol.sessions import (
 )
 
 T = TypeVar("T")
+_LOADING = 16
+"""Sessions that are loaded at one time."""
+
 SessionGuard = Callable[[SessionGuardContext], None]
 """Vetoes a new session or a run by raising SessionGuardError; whatever else it raises is a veto, too."""
 
@@ -72,9 +75,8 @@ class SessionManager:
         self._guards: dict[int, SessionGuard] = {}
         self._listeners: dict[int, Callable[[SessionEvent], None]] = {}
         self._next = 0
-        self._writer = (
-            EventWriter(self._store.event_log, self._logger) if isinstance(self._store, LoggedStore) else None
-        )
+        self._log = self._store.event_log if isinstance(self._store, LoggedStore) else None
+        self._writer = None if self._log is None else EventWriter(self._log, self._logger)
         self._initializing = anyio.Lock()
         self._initialized = False
         self._closed = False
@@ -94,19 +96,11 @@ class SessionManager:
             self._refuse_closed()
             if self._initialized:
                 return
-            for summary in await self._store.list():
-                try:
-                    detail = await self._store.load(summary.id)
-                    seq = (
-                        await self._store.event_log.last_seq(summary.id) if isinstance(self._store, LoggedStore) else 0
-                    )
-                except StoreError as error:
-                    self._logger.warning("Session %r can't be loaded: %s", summary.id, error.message)
-                    continue
-                self._refuse_closed()
-                if detail is not None:
-                    self._members[detail.id] = member = _Member(detail.tenant_id, seq)
-                    self._bring(member, detail)
+            waiting = iter(await self._store.list())
+            async with anyio.create_task_group() as tasks:
+                for _ in range(_LOADING):
+                    tasks.start_soon(self._load, waiting)
+            self._refuse_closed()
             self._initialized = True
 
     async def close(self) -> None:
@@ -226,6 +220,19 @@ class SessionManager:
         self._members.pop(id, None)
         if isinstance(self._locker, LocalLocker | FileLocker):
             self._locker.forget(id)
+
+    async def _load(self, waiting: Iterator[SessionSummary]) -> None:
+        """Have those sessions in memory that nobody else takes from the iterator."""
+        for summary in waiting:
+            try:
+                detail = await self._store.load(summary.id)
+                seq = 0 if self._log is None else await self._log.last_seq(summary.id)
+            except StoreError as error:
+                self._logger.warning("Session %r can't be loaded: %s", summary.id, error.message)
+                continue
+            if detail is not None and not self._closed:
+                self._members[detail.id] = member = _Member(detail.tenant_id, seq)
+                self._bring(member, detail)
 
     def _all(self) -> tuple[AgentSession, ...]:
         return tuple(member.session for member in self._members.values() if member.session is not None)
