@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from workbench.protocol.messages import CompletionRequest, ModelInfo, Usage
 from workbench.protocol.sessions import CreateSessionRequest, SessionDetail, SessionGuardContext, SessionSummary
 from workbench.testing.conversations import SESSION_IDS, run, session
 from workbench.testing.scripted_model import ScriptedModel, Turn
+from workbench.tools.base import tool
 from workbench.tools.registry import ToolRegistry
 
 pytestmark = pytest.mark.anyio
@@ -205,6 +207,22 @@ async def test_a_session_that_can_not_be_stored_is_not_made() -> None:
         # Its id is free.
         with pytest.raises(StoreError):
             await sessions.create(CreateSessionRequest(id="s"))
+
+
+async def test_a_prompt_that_can_not_be_made_leaves_no_session(store: SessionStore) -> None:
+    prompts = iter([ZeroDivisionError("no prompt"), "Be brief."])
+
+    def make(workspace: str) -> str:
+        prompt = next(prompts)
+        if isinstance(prompt, Exception):
+            raise prompt
+        return prompt
+
+    async with manager(store=store, system_prompt=make) as sessions:
+        with pytest.raises(ZeroDivisionError):
+            await sessions.create(CreateSessionRequest(id="s"))
+        assert await store.list() == ()
+        await sessions.create(CreateSessionRequest(id="s"))
 
 
 # Finding them
@@ -576,6 +594,31 @@ async def test_a_session_that_is_being_deleted_can_not_be_used_or_made_anew_mean
                 await sessions.create(CreateSessionRequest(id="s"))
             store.go_on.set()
         await sessions.create(CreateSessionRequest(id="s"))
+
+
+async def test_a_deletion_that_is_cancelled_leaves_the_session() -> None:
+    stuck = threading.Event()
+
+    @tool()
+    def hang() -> str:
+        """Never come back by itself."""
+        stuck.wait(60)
+        return ""
+
+    tools = ToolRegistry()
+    tools.register(hang)
+    options = SessionOptions(tools=tools, tool_call_timeout=0.05)
+    turns = Turn(tool_calls=[Turn.call("hang")]), Turn(text="it hangs"), Turn(text="still there")
+    async with manager(*turns, options=options) as sessions:
+        await sessions.create(CreateSessionRequest(id="s"))
+        await sessions.send("s", "hang").result()
+        with anyio.move_on_after(0.1) as scope:
+            await sessions.delete("s")
+        assert scope.cancelled_caught
+        await sessions.send("s", "hello").result()
+        stuck.set()
+        await sessions.delete("s")
+        assert not sessions.has("s")
 
 
 # Loading and closing them
