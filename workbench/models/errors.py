@@ -53,7 +53,7 @@ def model_http_error(provider: str, status: int, headers: Mapping[str, str], bod
         status=status,
         retryable=retryable,
         retry_after_ms=_retry_after_ms(headers),
-        hint=_HINTS.get(code),
+        hint=_UNKNOWN_MODEL_HINT if status == 404 else _HINTS.get(code),
     )
 
 
@@ -69,6 +69,7 @@ def model_network_error(provider: str, cause: BaseException) -> ModelRequestErro
     return error
 
 
+_UNKNOWN_MODEL_HINT = "Check the model's name, and the base URL; `workbench models` lists what there is."
 _HINTS = {
     "auth": "Check the provider's key.",
     "no_credit": "Add credit at the provider, or use another model.",
@@ -105,10 +106,17 @@ def _message(body: bytes) -> str:
     if isinstance(value, dict):
         error = value.get("error", value)
         if isinstance(error, dict) and isinstance(error.get("message"), str):
-            return str(error["message"])[:_MESSAGE_CHARACTERS]
+            return f"{error['message']}{_upstream(error)}"[:_MESSAGE_CHARACTERS]
         if isinstance(error, str):
             return error[:_MESSAGE_CHARACTERS]
     return text[:_MESSAGE_CHARACTERS]
+
+
+def _upstream(error: dict[str, Any]) -> str:
+    """What the provider behind a router said, where the router repeats it."""
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, dict) else None
+    return f" ({raw if isinstance(raw, str) else json.dumps(raw)})" if raw else ""
 
 
 def _retry_after_ms(headers: Mapping[str, str]) -> float | None:

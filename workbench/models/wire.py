@@ -27,6 +27,7 @@ _MOST_ERROR_BYTES = 1 << 20
 # After the reply is finished: for the usage, which may come behind it, and for the end of the bytes behind that.
 _USAGE_SECONDS = 15.0
 _END_SECONDS = 1.0
+_SECRET_WORDS = ("auth", "key", "token", "secret", "cookie")
 _STATUSES = {
     "overloaded_error": 529,
     "overloaded": 529,
@@ -139,6 +140,8 @@ class Wire:
         secret = await endpoint.key.read(endpoint.provider) if endpoint.key is not None else ""
         headers = {**headers, **endpoint.headers}
         if secret:
+            if not (secret.isascii() and secret.isprintable()):
+                raise self._refusal("The key holds what no header can.", "Copy it again.", code="auth")
             headers[endpoint.key_header] = endpoint.key_prefix + secret
         # An answer in one piece comes after all of it was thought of: silence before it means nothing.
         silence = endpoint.timeouts.bytes if stream else endpoint.timeouts.events
@@ -151,13 +154,8 @@ class Wire:
                 extensions={"timeout": httpx.Timeout(silence, connect=endpoint.timeouts.connect).as_dict()},
             )
         except UnicodeEncodeError:
-            # Its text would show the key.
-            raise ModelRequestError(
-                f"The key for {endpoint.provider} holds what no header can.",
-                code="auth",
-                provider=endpoint.provider,
-                hint="Copy it again.",
-            ) from None
+            # Its text would show what is in the header.
+            raise self._refusal("A header holds what isn't ASCII.", "Correct it in config.toml.") from None
         try:
             if self._client is not None:
                 await self._exchange(self._client, request, receiver)
@@ -167,7 +165,7 @@ class Wire:
         except ModelRequestError as error:
             if error.code == "auth" and endpoint.key is not None:
                 endpoint.key.forget()
-            _mask(error, secret, *_credentials(endpoint.proxy))
+            _mask(error, secret, *_credentials(endpoint.proxy), *_secret_headers(endpoint.headers))
             raise
 
     async def _exchange(self, client: httpx.AsyncClient, request: httpx.Request, receiver: Receiver) -> None:
@@ -239,11 +237,14 @@ class Wire:
                 trust_env=not self._is_local,
             )
         except (ValueError, ImportError, httpx.InvalidURL):
-            raise ModelRequestError(
-                f"The proxy for {endpoint.provider} can't be used.",
-                provider=endpoint.provider,
-                hint="A proxy is http://HOST:PORT; for socks5://HOST:PORT install httpx[socks].",
-            ) from None  # its text may hold the proxy's password
+            # Its text may hold the proxy's password.
+            raise self._refusal(
+                "The proxy can't be used.", "A proxy is http://HOST:PORT; for socks5:// install httpx[socks]."
+            ) from None
+
+    def _refusal(self, what: str, hint: str, *, code: str = "invalid_request") -> ModelRequestError:
+        provider = self.endpoint.provider
+        return ModelRequestError(f"{provider} can't be asked. {what}", code=code, provider=provider, hint=hint)
 
 
 class _Whole:
@@ -310,6 +311,10 @@ def _credentials(url: str | None) -> tuple[str, ...]:
         return tuple(filter(None, (httpx.URL(url).password, httpx.URL(url).userinfo.decode())))
     except (httpx.InvalidURL, UnicodeDecodeError):
         return ()
+
+
+def _secret_headers(headers: Mapping[str, str]) -> list[str]:
+    return [value for name, value in headers.items() if any(word in name.lower() for word in _SECRET_WORDS)]
 
 
 def _bad_url(endpoint: Endpoint) -> OptionsError:
