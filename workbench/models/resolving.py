@@ -107,6 +107,11 @@ def names(settings: Settings) -> list[str]:
     return [*PROVIDERS, *(name for name in settings.providers if name not in PROVIDERS)]
 
 
+def canonical(name: str) -> str:
+    """The name that a provider is listed under."""
+    return _ALIASES.get(name, name)
+
+
 def configured(
     name: str,
     settings: Settings,
@@ -116,7 +121,7 @@ def configured(
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Configured:
     """How the provider of that name would be asked. Raises ModelNotFoundError and OptionsError."""
-    name = _ALIASES.get(name, name)
+    name = canonical(name)
     said = settings.providers.get(name, ProviderSettings())
     provider = _provider(name, said)
     key = _key(provider, said, key_command)
