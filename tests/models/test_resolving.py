@@ -250,5 +250,13 @@ async def test_a_provider_may_be_asked_for_whole_replies() -> None:
     assert "stream" not in stub.requests[0].body
 
 
+@pytest.mark.anyio
+async def test_a_server_that_refuses_stream_options_is_asked_without() -> None:
+    with StubModelServer(StubReply(text="Hi.")) as stub:
+        said = ProviderSettings(api="chat", base_url=stub.url, stream_usage=False)
+        await resolve("lab/m", settings=Settings(providers={"lab": said})).generate(request())
+    assert "stream_options" not in stub.requests[0].body
+
+
 def test_no_configuration_is_an_empty_one() -> None:
     assert load() == NONE

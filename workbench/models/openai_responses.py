@@ -187,7 +187,9 @@ class _ResponsesReply(Reply):
         """The end: the items that must come back, in their order."""
         super().flush()
         items = [
-            {"call": self._calls[index].id, "item": item} if index in self._calls else item
+            {"call": self._calls[index].id, "item": {**item, "call_id": self._calls[index].theirs}}
+            if index in self._calls
+            else item
             for index, item in sorted(self._items.items())
         ]
         self.state = packed({"items": items}) if items else None

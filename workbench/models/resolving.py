@@ -10,6 +10,7 @@ Keys and base URLs come from what is passed, else from config.toml, else from th
     api = "chat"                            # chat, responses, messages, gemini, openrouter
     profile = "vllm"
     base_url = "http://10.0.0.7:8000/v1"
+    stream_usage = false                    # it refuses to be asked for the usage of a stream
 
     [models."lab/qwen3"]                    # goes before what is known
     context_window = 131072
@@ -36,7 +37,7 @@ from workbench.models.keys import Key
 from workbench.models.openai_chat import OpenAIChat
 from workbench.models.openai_responses import OpenAIResponses
 from workbench.models.openrouter import OpenRouter
-from workbench.models.profiles import profile_of
+from workbench.models.profiles import Profile, profile_of
 from workbench.models.providers import LISTS, PROVIDERS, Api, Provider
 from workbench.models.wire import PATIENT, Endpoint, Timeouts, Wire
 
@@ -67,6 +68,7 @@ class ProviderSettings(BaseModel):
     proxy: str | None = None
     routing: dict[str, Any] = Field(default_factory=dict)
     stream: bool = True
+    stream_usage: bool | None = None
 
 
 class Settings(BaseModel):
@@ -173,8 +175,13 @@ def resolve(
     if found.provider.api == "openrouter":
         return OpenRouter(model, found.endpoint, routing=found.settings.routing, **options)
     if found.provider.api == "chat":
-        return OpenAIChat(model, found.endpoint, profile=profile_of(found.provider.profile), **options)
+        return OpenAIChat(model, found.endpoint, profile=_profile(found), **options)
     return _CLASSES[found.provider.api](model, found.endpoint, **options)
+
+
+def _profile(found: Configured) -> Profile:
+    profile, usage = profile_of(found.provider.profile), found.settings.stream_usage
+    return profile if usage is None else replace(profile, stream_usage=usage)
 
 
 def _provider(name: str, said: ProviderSettings) -> Provider:
