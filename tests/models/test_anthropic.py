@@ -236,7 +236,7 @@ async def test_redacted_thinking_comes_back_in_its_place() -> None:
 
 
 async def test_a_call_that_was_taken_out_of_the_history_is_not_sent_from_the_state() -> None:
-    state = ProviderState(provider="lab", model="m", data=b'{"ids":{"call_1":"t1","call_2":"t2"},"blocks":[]}')
+    state = ProviderState(provider="lab", model="lab/m", data=b'{"ids":{"call_1":"t1","call_2":"t2"},"blocks":[]}')
     call = called(id="call_2")
     messages = (
         await body_of(
@@ -308,7 +308,7 @@ async def test_marks_go_on_the_last_block_that_can_carry_one() -> None:
 async def test_a_mark_is_never_on_thinking() -> None:
     state = ProviderState(
         provider="lab",
-        model="m",
+        model="lab/m",
         data=b'{"blocks":[{"type":"text","text":"Yes."},{"type":"thinking","thinking":"","signature":"s"}]}',
     )
     marked = message("assistant", "Yes.", provider_state=state, cache_breakpoint=SHORT)

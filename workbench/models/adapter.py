@@ -54,10 +54,15 @@ class WireModel(ABC):
         return replace(endpoint, headers=headers, key_header=cls.key_header, key_prefix=cls.key_prefix)
 
     @property
+    def id(self) -> str:
+        """`provider/model`."""
+        return f"{self.provider}/{self.name}"
+
+    @property
     def info(self) -> ModelInfo:
-        """What is known of it; its id is `provider/model`."""
+        """What is known of it."""
         return ModelInfo(
-            id=f"{self.provider}/{self.name}",
+            id=self.id,
             provider=self.provider,
             label=self.facts.label,
             context_window=self.facts.context_window,
@@ -91,7 +96,7 @@ class WireModel(ABC):
             raise
         try:
             reply.flush()
-            response = reply.response(self.provider, self.name, self._measured(reply, started))
+            response = reply.response(self.provider, self.id, self._measured(reply, started))
         except WRONG_DATA as error:
             raise unreadable(self.provider, str(error)) from error
         reply.deliver()

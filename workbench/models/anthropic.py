@@ -109,7 +109,7 @@ class Anthropic(WireModel):
         )
 
     def _assistant(self, message: ChatMessage, ids: CallIds) -> list[dict[str, Any]]:
-        state = state_of(message, self.provider, self.name) or {}
+        state = state_of(message, self.provider, self.id) or {}
         theirs = state.get("ids", {})
         calls = [
             {
