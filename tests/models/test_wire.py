@@ -151,7 +151,7 @@ async def test_silence_is_an_error_after_its_time() -> None:
 
 async def test_comments_are_no_events() -> None:
     # Enough comments for longer than the events may take, each well within the time between bytes.
-    flood = StubReply(body=b": keep-alive\n\n" * 200_000, piece=20)
+    flood = StubReply(body=b": keep-alive\n\n" * 2_000_000, piece=20)
     error = await fail(flood, endpoint={"timeouts": Timeouts(bytes=60, events=0.3)})
     assert (error.code, error.retryable) == ("network", True)
     assert "0.3 seconds" in error.message

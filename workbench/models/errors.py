@@ -27,6 +27,7 @@ _OVERFLOW_TEXTS = (
 )
 # Answers that look like a rate limit and never go away by waiting.
 _QUOTA_TEXTS = ("insufficient_quota", "exceeded your current quota", "credit balance is too low")
+_OVERFLOW_STATUSES = frozenset({400, 422, 500})
 _RETRYABLE_STATUSES = frozenset({408, 409, 429})
 _MESSAGE_CHARACTERS = 2_000
 
@@ -64,6 +65,7 @@ def model_network_error(provider: str, cause: BaseException) -> ModelRequestErro
         code="network",
         provider=provider,
         retryable=True,
+        hint="Check the connection, the proxy and the base URL.",
     )
     error.__cause__ = cause
     return error
@@ -74,14 +76,23 @@ _HINTS = {
     "auth": "Check the provider's key.",
     "no_credit": "Add credit at the provider, or use another model.",
     "context_overflow": "Start a new session, or use a model with a larger window.",
+    "rate_limited": "Wait, or use another model.",
+    "overloaded": "Try again later, or use another model.",
+    "invalid_request": "Change what the message names, or use another model.",
 }
+
+
+def is_overflow(text: str) -> bool:
+    """Whether a provider says with it that a request is longer than the model's window."""
+    text = text.lower()
+    counted = "input token count" in text and "exceeds the maximum" in text
+    return counted or any(words in text for words in _OVERFLOW_TEXTS)
 
 
 def _classify(status: int, text: str) -> tuple[str, bool]:
     """Code and whether to try again; `text` is the body in lower case."""
-    if status in (400, 413) and (status == 413 or any(words in text for words in _OVERFLOW_TEXTS)):
-        return "context_overflow", False
-    if status == 400 and "input token count" in text and "exceeds the maximum" in text:
+    # Without any words, either status means at some that the request was too long.
+    if status == 413 or (status == 400 and not text.strip()) or (status in _OVERFLOW_STATUSES and is_overflow(text)):
         return "context_overflow", False
     if status in (401, 403):
         return "auth", False

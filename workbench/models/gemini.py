@@ -151,6 +151,7 @@ class _GeminiReply(Reply):
                     code="incomplete_stream",
                     provider=self._provider,
                     retryable=True,
+                    hint="Try again, or use another model.",
                 )
             self.finish = finish or self.finish
 

@@ -119,6 +119,7 @@ def unreadable(provider: str, text: str) -> ModelRequestError:
         code="incomplete_stream",
         provider=provider,
         retryable=True,
+        hint="Try again, or use another model.",
     )
 
 

@@ -16,7 +16,7 @@ import anyio
 import httpx
 
 from workbench.errors import ModelRequestError, OptionsError
-from workbench.models.errors import model_http_error, model_network_error
+from workbench.models.errors import is_overflow, model_http_error, model_network_error
 from workbench.models.keys import Key, masked
 from workbench.models.reading import Reading, Receiver
 from workbench.models.sse import ServerEvent
@@ -56,8 +56,8 @@ class Timeouts:
     """Seconds: to `connect`, between two `bytes`, comments among them, and between two `events`, which aren't."""
 
     connect: float = 15.0
-    bytes: float = 120.0
-    events: float = 180.0
+    bytes: float = 180.0
+    events: float = 300.0
 
 
 PATIENT = Timeouts()
@@ -77,9 +77,9 @@ class Endpoint:
     key: Key | None = None
     key_header: str = ""
     key_prefix: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     query: Mapping[str, str] = field(default_factory=dict)
-    proxy: str | None = None
+    proxy: str | None = field(default=None, repr=False)
     timeouts: Timeouts = PATIENT
     transport: httpx.AsyncBaseTransport | None = None
 
@@ -225,6 +225,7 @@ class Wire:
             code="network",
             provider=self.endpoint.provider,
             retryable=True,
+            hint="Try again, or use another model.",
         )
 
     def _new_client(self) -> httpx.AsyncClient:
@@ -273,8 +274,8 @@ def stream_error(provider: str, error: Any) -> ModelRequestError:
     )
     body = json.dumps({"error": described}, ensure_ascii=False).encode("utf-8", "replace")
     if status is None:
-        text = body.decode().lower()
-        status = 529 if "overloaded" in text else 400 if "context" in text and "maximum" in text else 502
+        text = body.decode()
+        status = 529 if "overloaded" in text.lower() else 400 if is_overflow(text) else 502
     return model_http_error(provider, status, {}, body)
 
 
@@ -287,7 +288,13 @@ def _status(named: Any) -> int | None:
 
 
 def _incomplete(provider: str, what: str) -> ModelRequestError:
-    return ModelRequestError(f"{what}, from {provider}.", code="incomplete_stream", provider=provider, retryable=True)
+    return ModelRequestError(
+        f"{what}, from {provider}.",
+        code="incomplete_stream",
+        provider=provider,
+        retryable=True,
+        hint="Try again, or use another model.",
+    )
 
 
 async def _beginning(response: httpx.Response) -> bytes:
