@@ -111,6 +111,9 @@ def test_a_configuration_goes_before_the_variables(environment: Path, monkeypatc
         profile = "deepseek"
         base_url = "http://10.0.0.7:8000/v1"
 
+        [models."openai/gpt-5"]
+        context_window = 1000
+
         [models."lab/qwen3"]
         context_window = 131072
         prices = { input = 0.0, output = 0.0 }
@@ -119,7 +122,10 @@ def test_a_configuration_goes_before_the_variables(environment: Path, monkeypatc
         policy = "never"
         """
     )
-    endpoint = resolve("openai/gpt-5").wire.endpoint
+    overridden = resolve("openai/gpt-5")
+    assert overridden.info.context_window == 1000
+    assert overridden.facts.prices == facts_of("openai/gpt-5").prices
+    endpoint = overridden.wire.endpoint
     assert (endpoint.base_url, endpoint.proxy, endpoint.headers["X-Team"]) == (
         "http://h:1/v1",
         "http://127.0.0.1:9",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from tests.models.asking import FORMATS, KEY, Deltas, ask, fail, model_at, replaced, request
@@ -140,6 +141,54 @@ async def test_cancelling_closes_the_connection(kind: type[WireModel]) -> None:
             group.start_soon(model_at(stub, kind).generate, request())
             await until(lambda: stub.requests, seconds=60)
             group.cancel_scope.cancel()
+        await until(lambda: stub.open_connections == 0, seconds=60)
+
+
+class _Watched(httpx.AsyncBaseTransport):
+    """The real network, with a note of each connection that is given up."""
+
+    def __init__(self) -> None:
+        self.real = httpx.AsyncHTTPTransport()
+        self.open = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self.real.handle_async_request(request)
+        self.open += 1
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        close = response.stream.aclose
+
+        async def note() -> None:
+            await close()
+            self.open -= 1
+
+        response.stream.aclose = note  # type: ignore[method-assign]
+        return response
+
+    async def aclose(self) -> None:
+        await self.real.aclose()
+
+
+async def test_a_cancelled_request_is_closed_before_it_returns() -> None:
+    network = _Watched()
+    with StubModelServer(varied(hold_after=3)) as stub, anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+
+            def leave(delta: TokenDelta) -> None:
+                assert network.open == 1
+                group.cancel_scope.cancel()
+
+            group.start_soon(model_at(stub, endpoint={"transport": network}).generate, request(), leave)
+        assert network.open == 0
+
+
+async def test_a_model_that_several_sessions_hold_stays_connected_until_the_last_lets_go() -> None:
+    with StubModelServer(StubReply(text="Hi."), repeat=True) as stub:
+        model = model_at(stub)
+        async with model:
+            async with model:
+                await model.generate(request())
+            await model.generate(request())
+            assert stub.open_connections == 1
         await until(lambda: stub.open_connections == 0, seconds=60)
 
 

@@ -170,7 +170,10 @@ def resolve(
         raise ModelRequestError(
             found.missing, code="auth", provider=found.provider.name, hint="Or give a --key-command that prints it."
         )
-    facts = settings.models.get(name) or facts_of(f"{_SAME_MODELS.get(provider_name, provider_name)}/{model}")
+    facts = facts_of(f"{_SAME_MODELS.get(provider_name, provider_name)}/{model}")
+    if name in settings.models:
+        said = settings.models[name]
+        facts = facts.model_copy(update={field: getattr(said, field) for field in said.model_fields_set})
     options: Mapping[str, Any] = {"facts": facts, "stream": found.settings.stream}
     if found.provider.api == "openrouter":
         return OpenRouter(model, found.endpoint, routing=found.settings.routing, **options)

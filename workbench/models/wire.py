@@ -98,16 +98,20 @@ class Wire:
             raise _bad_url(endpoint)
         self._is_local = _is_local(url.host)
         self._client: httpx.AsyncClient | None = None
+        self._users = 0
 
     async def __aenter__(self) -> Self:
-        self._client = self._new_client()
+        self._users += 1
+        if self._client is None:
+            self._client = self._new_client()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        client, self._client = self._client, None
-        if client is not None:
+        self._users -= 1
+        if self._users == 0 and self._client is not None:
+            client, self._client = self._client, None
             await client.aclose()
 
     async def post(self, path: str, body: Mapping[str, Any], receiver: Receiver, *, stream: bool = True) -> None:
