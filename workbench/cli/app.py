@@ -16,6 +16,7 @@ from workbench.cli.jobs import attach, kill, logs, ps, wait
 from workbench.cli.look import diff, status
 from workbench.cli.ls import ls
 from workbench.cli.merge import merge
+from workbench.cli.models import models
 from workbench.cli.port import port
 from workbench.cli.prune import command as prune
 from workbench.cli.review import review
@@ -63,6 +64,7 @@ app.command(rich_help_panel=TRAVEL)(rewind)
 app.command(rich_help_panel=TRAVEL)(redo)
 app.command(rich_help_panel=TRAVEL)(fork)
 app.command("prune", rich_help_panel=TRAVEL)(prune)
+app.add_typer(models, name="models", rich_help_panel=OTHERS)
 app.add_typer(images, name="images", rich_help_panel=OTHERS)
 app.add_typer(transcripts, name="transcripts", rich_help_panel=OTHERS)
 
