@@ -6,6 +6,7 @@ records such; the models' answers cost 130 tokens in, 20 of them cached, and 30 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -195,12 +196,138 @@ def droid(home: Path) -> None:
     document(folder / "d1.settings.json", {"model": "claude-opus-4-8", "tokenUsage": used})
 
 
+def kimi(home: Path) -> None:
+    def wire(at: float, kind: str, **payload: object) -> dict[str, object]:
+        return {"timestamp": 1772359200.0 + at, "message": {"type": kind, "payload": payload}}
+
+    used = {"input_other": 10, "input_cache_read": 20, "input_cache_creation": 100, "output": 30}
+    function = {"name": "WriteFile", "arguments": json.dumps({"path": "/work/project/a.py"})}
+    hashed = hashlib.md5(WHERE.encode(), usedforsecurity=False).hexdigest()
+    lines(
+        home / "sessions" / hashed / "k1" / "wire.jsonl",
+        {"type": "metadata", "protocol_version": "1.9"},
+        wire(0, "TurnBegin", user_input=ASKED),
+        wire(1, "ToolCall", type="function", id="call_1", function=function),
+        wire(2, "ToolResult", tool_call_id="call_1", return_value={"is_error": False, "output": "ok"}),
+        wire(3, "ContentPart", type="text", text=ANSWERED),
+        wire(4, "StatusUpdate", token_usage=used, message_id="m1"),
+        wire(5, "StatusUpdate", token_usage=used, message_id="m1"),
+    )
+    document(home / "sessions" / hashed / "k1" / "state.json", {"version": 1, "custom_title": "Parser"})
+    document(home / "kimi.json", {"work_dirs": [{"path": WHERE}]})
+
+
+def _task(folder: Path) -> None:
+    def say(at: int, kind: str, text: object) -> dict[str, object]:
+        shown = text if isinstance(text, str) else json.dumps(text)
+        return {"ts": 1772359200000 + at, "type": "say", "say": kind, "text": shown}
+
+    used = {"tokensIn": 10, "tokensOut": 30, "cacheReads": 20, "cacheWrites": 100, "cost": 0.01}
+    document(
+        folder / "ui_messages.json",
+        [
+            say(0, "text", ASKED),
+            say(1, "api_req_started", used),
+            say(2, "tool", {"tool": "newFileCreated", "path": "a.py"}),
+            {**say(3, "text", "Don"), "partial": True},
+            say(4, "completion_result", ANSWERED),
+        ],
+    )
+    details = f"<environment_details>\n# Current Working Directory ({WHERE}) Files\n</environment_details>"
+    sent = [{"type": "text", "text": f"<task>\n{ASKED}\n</task>"}, {"type": "text", "text": details}]
+    document(folder / "api_conversation_history.json", [{"role": "user", "content": sent}])
+
+
+def cline(home: Path) -> None:
+    _task(home / "globalStorage" / "saoudrizwan.claude-dev" / "tasks" / "1772359200000")
+
+
+def roo_code(home: Path) -> None:
+    _task(home / "globalStorage" / "rooveterinaryinc.roo-cline" / "tasks" / "r1")
+
+
+def kilo_code(home: Path) -> None:
+    _task(home / "globalStorage" / "kilocode.kilo-code" / "tasks" / "k1")
+
+
+def amp(home: Path) -> None:
+    call = {"type": "tool_use", "id": "call_1", "name": "create_file", "input": {"path": "/work/project/a.py"}}
+    done = {"type": "tool_result", "toolUseID": "call_1", "run": {"status": "done", "result": {"ok": True}}}
+    used = {"cacheReadInputTokens": 20, "cacheCreationInputTokens": 100, "inputTokens": 10, "outputTokens": 30}
+    ledger = {"id": "e1", "timestamp": T1, "model": "claude", "tokens": {"input": 10, "output": 30}, "toMessageId": 1}
+    document(
+        home / "threads" / "T-a1.json",
+        {
+            "v": 5,
+            "id": "T-a1",
+            "created": 1772359200000,
+            "title": "Parser",
+            "env": {"initial": {"trees": [{"displayName": "project", "uri": f"file://{WHERE}"}]}},
+            "messages": [
+                {"role": "user", "messageId": 0, "content": [{"type": "text", "text": ASKED}]},
+                {"role": "assistant", "messageId": 1, "content": [call], "usage": used},
+                {"role": "user", "messageId": 2, "content": [done]},
+                {"role": "assistant", "messageId": 3, "content": [{"type": "text", "text": ANSWERED}]},
+            ],
+            "usageLedger": {"events": [ledger]},
+        },
+    )
+
+
+def continue_dev(home: Path) -> None:
+    function = {"name": "create_new_file", "arguments": json.dumps({"filepath": "a.py"})}
+    call = {"id": "call_1", "type": "function", "function": function}
+    state = {"toolCallId": "call_1", "status": "done", "output": [{"content": "ok"}]}
+    used = {"promptTokens": 130, "completionTokens": 30, "promptTokensDetails": {"cachedTokens": 20}, "totalCost": 0.01}
+    document(
+        home / "sessions" / "n1.json",
+        {
+            "sessionId": "n1",
+            "title": "Parser",
+            "workspaceDirectory": f"file://{WHERE}",
+            "history": [
+                {"message": {"role": "user", "content": ASKED}, "contextItems": []},
+                {"message": {"role": "assistant", "content": "", "toolCalls": [call]}, "toolCallStates": [state]},
+                {"message": {"role": "assistant", "content": ANSWERED}},
+            ],
+            "usage": used,
+        },
+    )
+    document(
+        home / "sessions" / "sessions.json", [{"sessionId": "n1", "title": "Parser", "dateCreated": "1772359200000"}]
+    )
+
+
+def aider(home: Path) -> None:
+    (home / ".aider.chat.history.md").write_text(
+        f"""
+# aider chat started at 2026-03-01 10:00:00
+
+> Main model: gpt-5.5 with diff edit format
+
+#### {ASKED}
+
+{ANSWERED}
+
+> Tokens: 130 sent, 20 cache hit, 30 received. Cost: $0.01 message, $0.02 session.
+> Applied edit to a.py
+"""
+    )
+
+
 HOMES = {
+    "aider": aider,
+    "amp": amp,
     "claude-code": claude_code,
+    "cline": cline,
     "codex": codex,
+    "continue": continue_dev,
     "copilot-cli": copilot_cli,
     "droid": droid,
     "gemini-cli": gemini_cli,
+    "kilo-code": kilo_code,
+    "kimi": kimi,
     "pi": pi,
     "qwen-code": qwen_code,
+    "roo-code": roo_code,
 }

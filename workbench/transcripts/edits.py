@@ -19,6 +19,7 @@ _WRITERS = frozenset(
     (
         "create",
         "create_file",
+        "create_new_file",
         "edit",
         "edit_file",
         "editedexistingfile",

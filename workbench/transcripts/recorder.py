@@ -198,6 +198,14 @@ class Recorder:
             return
         self._calls[id] = _Call(lane, name, source, at, arguments[:MAX_TEXT] if self.keep else "")
 
+    def has_words(self) -> bool:
+        """Whether anybody said anything so far."""
+        return any(group.counts["prompt"] or group.counts["reply"] for group in self._all)
+
+    def knows_call(self, id: str) -> bool:
+        """Whether this call was told already, where an agent records it twice."""
+        return id in self._calls
+
     def result(
         self,
         id: str,

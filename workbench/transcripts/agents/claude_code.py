@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncIterator
 from typing import Any
 
 from workbench.protocol.messages import Usage
-from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, parent, stem
 from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
-from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Lane, LinePointer, SessionListFailure
+from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Lane, LinePointer
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends, read_ends, small_document, walk
 from workbench.transcripts.values import block_text, count, items, mapping, moment, money, named, string
@@ -74,6 +72,7 @@ class ClaudeCode(FileAdapter):
     agent = "claude-code"
     display_name = "Claude Code"
     capabilities = CAPABILITIES
+    depth = 1  # what lies below the projects is no session by itself
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """`projects` of each configuration directory; a home may also be named by that directory itself."""
@@ -83,16 +82,6 @@ class ClaudeCode(FileAdapter):
         """Main transcripts, not those of subagents."""
         inside = path[len(root) :].strip("/").split("/")
         return len(inside) == 2 and inside[1].endswith(".jsonl") and not inside[1].startswith("agent-")
-
-    async def files(
-        self, platform: SessionPlatform, root: str, signal: CancelSignal | None
-    ) -> AsyncIterator[SessionFile | SessionListFailure]:
-        """As its base, not looking below the projects: what lies there is no session by itself."""
-        async for path, found in walk(platform, root, depth=1, signal=signal):
-            if isinstance(found, OSError):
-                yield self._failure(path, found)
-            elif self.is_session(path, root):
-                yield SessionFile(path, found.stat)
 
     def looks_right(self, ends: Ends) -> bool:
         """A record of a known type that belongs to a session, or a message in the API's form."""

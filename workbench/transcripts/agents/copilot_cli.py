@@ -107,7 +107,9 @@ class CopilotCli(FileAdapter):
                 recorder.event("reasoning", source, lane=lane, at=at, text=string(data.get("content")))
             case "tool.execution_start":
                 id = named(data.get("toolCallId")) or str(source.offset)
-                tell_call(recorder, id, string(data.get("toolName")), data.get("arguments"), source, lane=lane, at=at)
+                if not recorder.knows_call(id):
+                    name = string(data.get("toolName"))
+                    tell_call(recorder, id, name, data.get("arguments"), source, lane=lane, at=at)
             case "tool.execution_complete":
                 result = data.get("result")
                 text = string(mapping(result).get("content")) or string(result) or block_text(result)
