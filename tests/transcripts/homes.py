@@ -6,9 +6,13 @@ records such; the models' answers cost 130 tokens in, 20 of them cached, and 30 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import sqlite3
 from pathlib import Path
+
+import zstandard
 
 ASKED, ANSWERED, WHERE = "fix the parser", "Done.", "/work/project"
 T0, T1, T2 = "2026-03-01T10:00:00.000Z", "2026-03-01T10:00:05.000Z", "2026-03-01T10:00:09.000Z"
@@ -315,7 +319,171 @@ def aider(home: Path) -> None:
     )
 
 
+def _database(path: Path, schema: str, **tables: list[tuple[object, ...]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.executescript(schema)
+        for name, rows in tables.items():
+            for row in rows:
+                database.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", row)
+
+
+def opencode(home: Path) -> None:
+    t0 = 1772359200000
+    used = {"input": 10, "output": 25, "reasoning": 5, "cache": {"read": 20, "write": 100}}
+    state = {"status": "completed", "input": {"filePath": "/work/project/a.py"}, "output": "ok"}
+    user = {"role": "user", "time": {"created": t0}}
+    reply = {"role": "assistant", "time": {"created": t0 + 5}, "modelID": "gpt-5.5", "tokens": used, "cost": 0.01}
+    parts = (
+        ("p1", "m1", {"type": "text", "text": "a reminder", "synthetic": True}),
+        ("p2", "m1", {"type": "text", "text": ASKED}),
+        ("p3", "m2", {"type": "tool", "tool": "write", "callID": "c1", "state": state}),
+        ("p4", "m2", {"type": "step-finish", "tokens": used, "cost": 0.01}),
+        ("p5", "m2", {"type": "text", "text": ANSWERED}),
+    )
+    _database(
+        home / "opencode.db",
+        """
+        CREATE TABLE session(id TEXT PRIMARY KEY, project_id, parent_id, directory, title, time_created, time_updated);
+        CREATE TABLE message(id TEXT PRIMARY KEY, session_id, time_created, time_updated, data);
+        CREATE TABLE part(id TEXT PRIMARY KEY, message_id, session_id, time_created, time_updated, data);
+        """,
+        session=[("s1", "p", None, WHERE, "New session - 2026-03-01T10:00:00.000Z", t0, t0 + 9)],
+        message=[("m1", "s1", t0, t0, json.dumps(user)), ("m2", "s1", t0 + 5, t0 + 5, json.dumps(reply))],
+        part=[(id, message, "s1", t0, t0, json.dumps(data)) for id, message, data in parts],
+    )
+    # What the migration left behind of the same session counts once.
+    session = {"id": "s1", "projectID": "p", "directory": WHERE, "time": {"created": t0, "updated": t0 + 9}}
+    document(home / "storage" / "session" / "p" / "ses_s1.json", session)
+
+
+def cursor(home: Path) -> None:
+    bubbles = {
+        "b1": {"type": 1, "text": ASKED, "createdAt": T0},
+        "b2": {
+            "type": 2,
+            "createdAt": T1,
+            "tokenCount": {"inputTokens": 0, "outputTokens": 0},
+            "toolFormerData": {
+                "name": "edit_file",
+                "toolCallId": "c1",
+                "rawArgs": json.dumps({"target_file": "a.py"}),
+                "status": "completed",
+                "result": "ok",
+            },
+        },
+        "b3": {"type": 2, "text": ANSWERED, "createdAt": T2},
+    }
+    composer = {
+        "composerId": "o1",
+        "name": "Parser",
+        "createdAt": 1772359200000,
+        "fullConversationHeadersOnly": [{"bubbleId": id, "type": bubble["type"]} for id, bubble in bubbles.items()],
+        "workspaceIdentifier": {"uri": {"fsPath": WHERE}},
+    }
+    rows = [("composerData:o1", json.dumps(composer)), ("composerData:unused", json.dumps({"composerId": "unused"}))]
+    rows += [(f"bubbleId:o1:{id}", json.dumps(bubble)) for id, bubble in bubbles.items()]
+    _database(
+        home / "globalStorage" / "state.vscdb",
+        "CREATE TABLE cursorDiskKV(key TEXT PRIMARY KEY, value BLOB); CREATE TABLE ItemTable(key TEXT, value BLOB);",
+        cursorDiskKV=list(reversed(rows)),
+    )
+
+
+def goose(home: Path) -> None:
+    call = {"status": "success", "value": {"name": "developer__write", "arguments": {"path": "/work/project/a.py"}}}
+    result = {"status": "success", "value": [{"type": "text", "text": "ok"}]}
+    said = (
+        ("user", [{"type": "text", "text": ASKED}], {"userVisible": True}),
+        ("user", [{"type": "text", "text": "an instruction"}], {"userVisible": False}),
+        ("assistant", [{"type": "toolRequest", "id": "c1", "toolCall": call}], {}),
+        ("user", [{"type": "toolResponse", "id": "c1", "toolResult": result}], {}),
+        ("assistant", [{"type": "text", "text": ANSWERED}], {}),
+    )
+    _database(
+        home / "sessions" / "sessions.db",
+        """
+        CREATE TABLE sessions(id TEXT PRIMARY KEY, name, session_type, working_dir, created_at, updated_at);
+        CREATE TABLE messages(id INTEGER PRIMARY KEY, session_id, role, content_json, created_timestamp, metadata_json);
+        CREATE TABLE usage_ledger(id INTEGER PRIMARY KEY, session_id, created_timestamp, model, input_tokens,
+                                  output_tokens, cache_read_tokens, cache_write_tokens, cost);
+        """,
+        sessions=[
+            ("20260301_1", "Parser", "user", WHERE, "2026-03-01 10:00:00", "2026-03-01 10:00:09"),
+            ("20260301_2", "", "sub_agent", WHERE, "2026-03-01 10:00:00", "2026-03-01 10:00:09"),
+        ],
+        messages=[
+            (number, "20260301_1", role, json.dumps(content), 1772359200, json.dumps(about))
+            for number, (role, content, about) in enumerate(said)
+        ],
+        usage_ledger=[(1, "20260301_1", 1772359200, "gpt-5.5", 130, 30, 20, 0, 0.01)],
+    )
+
+
+def crush(home: Path) -> None:
+    said = (
+        ("user", [{"type": "text", "data": {"text": ASKED}}]),
+        (
+            "assistant",
+            [
+                {
+                    "type": "tool_call",
+                    "data": {"id": "c1", "name": "write", "input": json.dumps({"file_path": "a.py"})},
+                }
+            ],
+        ),
+        ("tool", [{"type": "tool_result", "data": {"tool_call_id": "c1", "content": "ok"}}]),
+        ("assistant", [{"type": "text", "data": {"text": ANSWERED}}, {"type": "finish", "data": {"reason": "stop"}}]),
+    )
+    _database(
+        home / "crush.db",
+        """
+        CREATE TABLE sessions(id TEXT PRIMARY KEY, parent_session_id, title, message_count, prompt_tokens,
+                              completion_tokens, cost, created_at, updated_at);
+        CREATE TABLE messages(id TEXT PRIMARY KEY, session_id, role, parts, model, created_at);
+        CREATE TABLE files(id TEXT PRIMARY KEY, session_id, path, content, version);
+        """,
+        sessions=[("h1", None, "Parser", 4, 0, 0, 0.0, 1772359200, 1772359209)],
+        messages=[
+            (f"m{number}", "h1", role, json.dumps(parts), "gpt-5.5", 1772359200 + number)
+            for number, (role, parts) in enumerate(said)
+        ],
+    )
+    document(home / "projects.json", {"projects": [{"path": "/work/gone", "data_dir": "/work/gone/.crush"}]})
+
+
+def zed(home: Path) -> None:
+    result = {"tool_use_id": "c1", "is_error": False, "content": {"Text": "ok"}}
+    call = {"id": "c1", "name": "edit_file", "input": {"path": "a.py"}}
+    used = {"input_tokens": 10, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 100, "output_tokens": 30}
+    thread = {
+        "version": "0.3.0",
+        "title": "Parser",
+        "model": {"provider": "anthropic", "model": "claude-opus-4-8"},
+        "messages": [
+            {"User": {"id": "u1", "content": [{"Text": ASKED}]}},
+            {"Agent": {"content": [{"ToolUse": call}, {"Text": ANSWERED}], "tool_results": {"c1": result}}},
+            "Resume",
+        ],
+        "request_token_usage": {"u1": used},
+    }
+    data = zstandard.ZstdCompressor().compress(json.dumps(thread).encode())
+    _database(
+        home / "threads" / "threads.db",
+        """
+        CREATE TABLE threads(id TEXT PRIMARY KEY, summary TEXT NOT NULL, updated_at TEXT NOT NULL,
+                             data_type TEXT NOT NULL, data BLOB NOT NULL, parent_id TEXT, folder_paths TEXT);
+        """,
+        threads=[("z1", "Parser", T2, "zstd", data, None, WHERE)],
+    )
+
+
 HOMES = {
+    "zed": zed,
+    "crush": crush,
+    "goose": goose,
+    "cursor": cursor,
+    "opencode": opencode,
     "aider": aider,
     "amp": amp,
     "claude-code": claude_code,

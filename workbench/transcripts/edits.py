@@ -22,6 +22,7 @@ _WRITERS = frozenset(
         "create_new_file",
         "edit",
         "edit_file",
+        "editor",
         "editedexistingfile",
         "newfilecreated",
         "multi_edit",

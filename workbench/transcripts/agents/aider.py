@@ -89,7 +89,9 @@ class Aider(FileAdapter):
                     kind, text, at = "", [], _time(started[1])
                     recorder.seen(at)
                     continue
-                now = "prompt" if shown.startswith("#### ") else "told" if shown.startswith("> ") else "reply"
+                # What Aider tells ends each reply: such a line inside one is a heading of it.
+                typed = shown.startswith("#### ") and kind != "reply"
+                now = "prompt" if typed else "told" if shown.startswith("> ") else "reply"
                 if now == "reply" and not shown.strip() and kind != "reply":
                     continue
                 if now != kind:
@@ -98,7 +100,7 @@ class Aider(FileAdapter):
                 if now == "told":
                     number += 1
                     self._told(reading, shown[2:].strip(), source, at, number)
-                text.append(shown.removeprefix("#### "))
+                text.append(shown.removeprefix("#### ") if typed else shown)
                 end = line.offset + len(line.data)
         tell()
 

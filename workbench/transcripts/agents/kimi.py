@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from workbench.protocol.messages import Usage
 from workbench.protocol.signal import CancelSignal
-from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, parent, stem
+from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, parent
 from workbench.transcripts.homes import join
 from workbench.transcripts.messages import tell_call, tell_message, tell_user
 from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Capability, Lane, LinePointer, SessionListFailure
@@ -228,7 +228,7 @@ def _folder(path: str) -> str:
 
 
 def _id(path: str) -> str:
-    return stem(_folder(path)).removeprefix("session_")
+    return _folder(path).rpartition("/")[2].removeprefix("session_")
 
 
 async def _state(platform: SessionPlatform, path: str, cwd: str | None) -> tuple[str | None, str | None]:
