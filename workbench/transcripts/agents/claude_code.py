@@ -10,7 +10,7 @@ from workbench.protocol.messages import Usage
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, parent, stem
 from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
-from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Lane, LinePointer
+from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Lane, Place
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends, read_ends, small_document, walk
 from workbench.transcripts.values import block_text, count, items, mapping, moment, money, named, string
@@ -223,7 +223,7 @@ class _Pass:
             return False
         return any(record.get("sessionId") == self._recorder.session_id for record in ends.head[:1])
 
-    def _record(self, record: dict[str, Any], source: LinePointer, lane: str | None) -> None:
+    def _record(self, record: dict[str, Any], source: Place, lane: str | None) -> None:
         recorder = self._recorder
         kind = record.get("type")
         at = moment(record.get("timestamp"))
@@ -281,7 +281,7 @@ class _Pass:
             self._recorder.lane(Lane(id=lane, parent=MAIN_LANE, path=self._path))
         return lane
 
-    def _assistant(self, record: dict[str, Any], message: dict[str, Any], source: LinePointer, lane: str) -> None:
+    def _assistant(self, record: dict[str, Any], message: dict[str, Any], source: Place, lane: str) -> None:
         recorder = self._recorder
         at = moment(record.get("timestamp"))
         model = named(message.get("model"))
@@ -305,7 +305,7 @@ class _Pass:
                 usage=_usage(usage, record),
             )
 
-    def _block(self, block: dict[str, Any], place: str, source: LinePointer, lane: str, record: dict[str, Any]) -> None:
+    def _block(self, block: dict[str, Any], place: str, source: Place, lane: str, record: dict[str, Any]) -> None:
         recorder = self._recorder
         at = moment(record.get("timestamp"))
         kind = block.get("type")
@@ -317,7 +317,7 @@ class _Pass:
             id = named(block.get("id")) or place
             tell_call(recorder, id, string(block.get("name")), block.get("input"), source, lane=lane, at=at)
 
-    def _user(self, record: dict[str, Any], message: dict[str, Any], source: LinePointer, lane: str) -> None:
+    def _user(self, record: dict[str, Any], message: dict[str, Any], source: Place, lane: str) -> None:
         recorder = self._recorder
         at = moment(record.get("timestamp"))
         for block in map(mapping, items(message.get("content"))):

@@ -11,7 +11,7 @@ from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, parent
 from workbench.transcripts.homes import join
 from workbench.transcripts.messages import tell_call, tell_message, tell_user
-from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Capability, Lane, LinePointer, SessionListFailure
+from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Capability, Lane, Place, SessionListFailure
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends, small_document, walk
 from workbench.transcripts.values import block_text, count, items, mapping, moment, named, string
@@ -139,7 +139,7 @@ class _Pass:
             elif "role" in value:
                 self._context(value, source, at)
 
-    def _wire(self, kind: str, payload: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _wire(self, kind: str, payload: dict[str, Any], source: Place, at: Any) -> None:
         recorder, lane = self._recorder, self._lane
         if kind == "ContentPart":
             self._part(payload, source, at)
@@ -161,7 +161,7 @@ class _Pass:
         elif kind == "CompactionBegin":
             recorder.compaction(source, lane=lane, at=at)
 
-    def _loop(self, event: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _loop(self, event: dict[str, Any], source: Place, at: Any) -> None:
         recorder, lane, kind = self._recorder, self._lane, event.get("type")
         if kind == "content.part":
             self._part(mapping(event.get("part")), source, at)
@@ -179,13 +179,13 @@ class _Pass:
             usage = _usage(*(count(used.get(name)) for name in names))
             recorder.request(id, source, lane=lane, at=at, model=self._model, usage=usage)
 
-    def _part(self, part: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _part(self, part: dict[str, Any], source: Place, at: Any) -> None:
         if part.get("type") == "think":
             self._recorder.event("reasoning", source, lane=self._lane, at=at, text=string(part.get("think")))
         elif text := string(part.get("text")):
             self._recorder.event("reply", source, lane=self._lane, at=at, text=text)
 
-    def _context(self, record: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _context(self, record: dict[str, Any], source: Place, at: Any) -> None:
         recorder, lane, role = self._recorder, self._lane, record.get("role")
         if role == "tool":
             text = block_text(record.get("content"))

@@ -18,7 +18,7 @@ from workbench.transcripts.models import (
     Lane,
     SessionListFailure,
     SessionRef,
-    SourcePointer,
+    Source,
 )
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import raise_if_cancelled, small_document, walk
@@ -191,7 +191,7 @@ class OpenCode(SqliteAdapter):
                 source = database.pointer("part", part["id"])
                 self._part(reading, message, json_object(part["data"]), source, lane)
 
-    def _message(self, reading: Reading, message: dict[str, Any], id: str, source: SourcePointer, lane: str) -> None:
+    def _message(self, reading: Reading, message: dict[str, Any], id: str, source: Source, lane: str) -> None:
         recorder = reading.recorder
         at = moment(mapping(message.get("time")).get("created"))
         recorder.seen(at)
@@ -215,9 +215,7 @@ class OpenCode(SqliteAdapter):
             )
             recorder.request(id, source, lane=lane, at=at, model=named(message.get("modelID")), usage=usage)
 
-    def _part(
-        self, reading: Reading, message: dict[str, Any], part: dict[str, Any], source: SourcePointer, lane: str
-    ) -> None:
+    def _part(self, reading: Reading, message: dict[str, Any], part: dict[str, Any], source: Source, lane: str) -> None:
         recorder, kind = reading.recorder, part.get("type")
         at = moment(mapping(part.get("time")).get("start")) or moment(mapping(message.get("time")).get("created"))
         if kind == "text" and message.get("role") == "user":

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from workbench.protocol.messages import Usage
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, stem
 from workbench.transcripts.messages import as_written, tell_call, tell_message
-from workbench.transcripts.models import Capability, LinePointer
+from workbench.transcripts.models import Capability, Place
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends
 from workbench.transcripts.trees import Branches
@@ -79,7 +79,7 @@ class Pi(FileAdapter):
                 self._message(reading, value, mapping(value.get("message")), record.source)
         recorder.abandon(branches.dead())
 
-    def _message(self, reading: Reading, entry: dict[str, Any], message: dict[str, Any], source: LinePointer) -> None:
+    def _message(self, reading: Reading, entry: dict[str, Any], message: dict[str, Any], source: Place) -> None:
         recorder, at, role = reading.recorder, moment(entry.get("timestamp")), message.get("role")
         key = named(entry.get("id")) or str(source.offset)
         content = message.get("content")
