@@ -23,6 +23,7 @@ from workbench.cli.review import review
 from workbench.cli.sessions import sessions
 from workbench.cli.transcripts import transcripts
 from workbench.cli.travel import checkpoint, fork, log, redo, rewind
+from workbench.cli.wrap import wrap
 
 WORK, BACKGROUND, LOOK, DECIDE = "Work", "In the background", "Look", "Decide"
 TRAVEL, OTHERS = "Travel", "Others"
@@ -40,6 +41,7 @@ app = typer.Typer(
 
 app.command("exec", rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(execute)
 app.command(rich_help_panel=WORK)(shell)
+app.command(rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(wrap)
 app.command(rich_help_panel=BACKGROUND)(ps)
 app.command(rich_help_panel=BACKGROUND)(logs)
 app.command(rich_help_panel=BACKGROUND)(attach)
