@@ -29,7 +29,7 @@ from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CheckpointError, OptionsError, OverlayError, SandboxError, WorkspaceError
 from workbench.protocol.records import MountRecord
 from workbench.review import repository
-from workbench.sandbox import filesystems, images, leftovers
+from workbench.sandbox import devcontainer, filesystems, images, leftovers
 from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.egress.options import Egress
@@ -192,6 +192,9 @@ class Mounting:
             report(f"using the {picked.backend} backend: {why}. Compared with docker it has {picked.isolation}")
         elif picked.result.sharing != self.options.sharing:
             report(f"the engine works on copies of the workspace: {picked.result.reason}")
+        begins = not record.image and not self.options.image
+        if begins and picked.backend == "docker" and (offered := devcontainer.offered(self._lower)):
+            report(offered)
         copied = picked.result.sharing != "mounted"
         return replace(
             spec,

@@ -168,5 +168,9 @@ def test_a_link_that_leaves_the_project_offers_nothing(project: Path, tmp_path_f
     outside = tmp_path_factory.mktemp("outside") / "devcontainer.json"
     outside.write_text('{"image": "example/secret"}')
     (project / ".devcontainer" / "devcontainer.json").symlink_to(outside)
-    with pytest.raises(OSError, match="symbolic links"):
-        _offered(project, None)
+    assert _offered(project, None) is None
+
+
+def test_a_pipe_in_place_of_the_file_offers_nothing(project: Path) -> None:
+    os.mkfifo(project / ".devcontainer" / "devcontainer.json")
+    assert _offered(project, None) is None
