@@ -307,7 +307,8 @@ class Timeline:
                 git=target.git,
             ),
         )
-        return self._arrive(before.manifest)
+        # A fork begins with another layer than the one that it's forked from.
+        return self._arrive(before.manifest if kind is not RowKind.FORK else None)
 
     def _differs(self, now: Checkpoint, target: Target) -> bool:
         """Whether anything has to be done to get from what is there `now` to a target."""

@@ -179,8 +179,9 @@ def _one_at_a_time(store: CheckpointStore) -> Iterator[None]:
 def _pack(store: CheckpointStore, wanted: frozenset[str], known: Iterable[str]) -> str:
     names = "".join([*(f"{tip}\n" for tip in sorted(wanted)), *(f"^{tip}\n" for tip in sorted(known))])
     place = os.path.join(store.pack_directory, "pack")
-    # Beyond git's usual 10: a manifest is nearest to the one before it, and those lie as far apart as a checkpoint is long.
-    options = ("--revs", "--delta-base-offset", "--window=50", "--depth=50", "-q")
+    # Beyond git's usual 10 and 50: a manifest is nearest to the one before it, those lie as far apart as a checkpoint is
+    # long, and where a chain ends there's a whole one.
+    options = ("--revs", "--delta-base-offset", "--window=50", "--depth=250", "-q")
     name = git.run(store.directory, "pack-objects", *options, place, stdin=names.encode()).decode().strip()
     return f"pack-{name}"
 

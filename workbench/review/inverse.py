@@ -13,6 +13,7 @@ from workbench.checkpoints.scan import Sink
 from workbench.checkpoints.stacking import whiteout
 from workbench.review.bases import holds, look
 from workbench.review.between import View
+from workbench.review.changeset import State
 from workbench.review.journal import Action, Operation
 from workbench.review.landed import Committed
 from workbench.review.pre_images import operations_of, placed, pre_images
@@ -24,7 +25,7 @@ from workbench.vfs.storage import Kind
 @dataclass(frozen=True, slots=True)
 class Inverse:
     """`manifest` has the layer and what it departs from; `left` are paths that a person has changed since, or that nothing
-    was kept of: they stay as they are."""
+    was kept of: they stay as they are. What is as it was before already, after a revert, is neither."""
 
     manifest: Manifest
     left: tuple[bytes, ...]
@@ -50,6 +51,8 @@ class _Inverse:
     entries: dict[bytes, Entry] = field(default_factory=dict)
     bases: dict[bytes, Base] = field(default_factory=dict)
     left: set[bytes] = field(default_factory=set)
+    back: set[bytes] = field(default_factory=set)
+    """What is as it was before the commit."""
     children: dict[bytes, list[bytes]] = field(default_factory=dict)
     """What landed, by the directory that it lies in."""
 
@@ -66,9 +69,10 @@ class _Inverse:
                 self._change_mode(operation)
             elif self._is_ours(operation.path):
                 self._put_tree(operation, old)
-            else:
+            elif not self._is_back(operation, old):
                 self.left.add(operation.path)
-        self.bases |= self.committed.landed_bases
+        # What is as it was departs from nothing that landed.
+        self.bases |= {path: base for path, base in self.committed.landed_bases.items() if path not in self.back}
 
     def _holds(self, path: bytes) -> bool:
         base = self.committed.landed_bases[path]
@@ -99,6 +103,28 @@ class _Inverse:
                 waiting += known
         return True
 
+    def _is_back(self, operation: Operation, old: Mapping[bytes, Entry]) -> bool:
+        """Whether what an operation took out stands there again, and nothing else."""
+        before = placed(old, operation)
+        modes = {base.path: base.mode for base in operation.old}
+        seen = set()
+        waiting = [operation.path]
+        while waiting:
+            path = waiting.pop()
+            known = before.get(path)
+            if known is None or known.omitted:
+                return False
+            state = State(known.kind, modes.get(path, known.mode), known.size, known.blob)
+            if self.view.state(path, like=known.blob) != state:
+                return False
+            seen.add(path)
+            if known.kind is Kind.DIR:
+                waiting += [paths.join(path, name) for name in self.view.list(path)]
+        is_back = seen == before.keys()
+        if is_back:
+            self.back |= seen
+        return is_back
+
     def _hide(self, path: bytes) -> None:
         """Hide what landed as new: all of it, or where a person has worked in it, only what is as it landed."""
         waiting = [path]
@@ -106,6 +132,10 @@ class _Inverse:
             path = waiting.pop()
             if self._is_ours(path):
                 self._put(whiteout(path))
+                continue
+            if self.view.state(path) is None:
+                self.back.add(path)
+                waiting += self.children.get(path, [])
                 continue
             self.left.add(path)
             base = self.committed.landed_bases[path]
@@ -138,7 +168,9 @@ class _Inverse:
     def _change_mode(self, operation: Operation) -> None:
         path = operation.path
         if not self._holds(path):
-            self.left.add(path)
+            state = self.view.state(path)
+            is_back = state is not None and state.mode == operation.old_mode
+            (self.back if is_back else self.left).add(path)
             return
         entry = self.view.entry(path) or directory_entry(self.view.lower, path) or self._file(path)
         self._put(replace(entry, mode=operation.old_mode, opaque=False))
