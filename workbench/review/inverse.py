@@ -51,8 +51,8 @@ class _Inverse:
     entries: dict[bytes, Entry] = field(default_factory=dict)
     bases: dict[bytes, Base] = field(default_factory=dict)
     left: set[bytes] = field(default_factory=set)
-    back: set[bytes] = field(default_factory=set)
-    """What is as it was before the commit."""
+    back: dict[bytes, Base] = field(default_factory=dict)
+    """What is as it was before the commit, as it stands in the real workspace or is absent there."""
     children: dict[bytes, list[bytes]] = field(default_factory=dict)
     """What landed, by the directory that it lies in."""
 
@@ -71,8 +71,9 @@ class _Inverse:
                 self._put_tree(operation, old)
             elif not self._is_back(operation, old):
                 self.left.add(operation.path)
-        # What is as it was departs from nothing that landed.
+        # What is as it was departs from what stands there, not from what landed.
         self.bases |= {path: base for path, base in self.committed.landed_bases.items() if path not in self.back}
+        self.bases |= {path: base for path, base in self.back.items() if self.view.shows_lower(path)}
 
     def _holds(self, path: bytes) -> bool:
         base = self.committed.landed_bases[path]
@@ -107,23 +108,36 @@ class _Inverse:
         """Whether what an operation took out stands there again, and nothing else."""
         before = placed(old, operation)
         modes = {base.path: base.mode for base in operation.old}
-        seen = set()
+        found: dict[bytes, Base] = {}
         waiting = [operation.path]
         while waiting:
             path = waiting.pop()
             known = before.get(path)
             if known is None or known.omitted:
                 return False
-            state = State(known.kind, modes.get(path, known.mode), known.size, known.blob)
-            if self.view.state(path, like=known.blob) != state:
+            base = self._standing(path, State(known.kind, modes.get(path, known.mode), known.size, known.blob))
+            if base is None:
                 return False
-            seen.add(path)
+            found[path] = base
             if known.kind is Kind.DIR:
                 waiting += [paths.join(path, name) for name in self.view.list(path)]
-        is_back = seen == before.keys()
-        if is_back:
-            self.back |= seen
-        return is_back
+        if found.keys() != before.keys():
+            return False
+        self.back |= found
+        return True
+
+    def _standing(self, path: bytes, before: State | None) -> Base | None:
+        """What stands at a path, where that is what was there before; else None."""
+        blob = before.blob if before is not None else ""
+        try:
+            # First: where somebody saves meanwhile, this is the older.
+            found = look(self.view.lower, path)
+            if self.view.state(path, like=blob) != before:
+                return None
+        except OSError:
+            # What can't be looked at is somebody else's by now.
+            return None
+        return Base(path, Certainty.ABSENT) if found is None else found.base(path, blob)
 
     def _hide(self, path: bytes) -> None:
         """Hide what landed as new: all of it, or where a person has worked in it, only what is as it landed."""
@@ -133,8 +147,8 @@ class _Inverse:
             if self._is_ours(path):
                 self._put(whiteout(path))
                 continue
-            if self.view.state(path) is None:
-                self.back.add(path)
+            if base := self._standing(path, None):
+                self.back[path] = base
                 waiting += self.children.get(path, [])
                 continue
             self.left.add(path)
@@ -169,8 +183,11 @@ class _Inverse:
         path = operation.path
         if not self._holds(path):
             state = self.view.state(path)
-            is_back = state is not None and state.mode == operation.old_mode
-            (self.back if is_back else self.left).add(path)
+            base = self._standing(path, state) if state is not None and state.mode == operation.old_mode else None
+            if base is None:
+                self.left.add(path)
+            else:
+                self.back[path] = base
             return
         entry = self.view.entry(path) or directory_entry(self.view.lower, path) or self._file(path)
         self._put(replace(entry, mode=operation.old_mode, opaque=False))
