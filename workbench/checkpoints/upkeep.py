@@ -111,7 +111,8 @@ def purge(store: CheckpointStore, path: bytes) -> int:
 
         def without(manifest: Manifest) -> Manifest:
             nonlocal held
-            if not any(_is_at(each, path) for each in (*manifest.entries, *manifest.bases)):
+            contents = (*manifest.entries, *(each for each, base in manifest.bases.items() if base.blob))
+            if not any(_is_at(each, path) for each in contents):
                 return manifest
             held += 1
             entries = {each: entry for each, entry in manifest.entries.items() if not _is_at(each, path)}
@@ -179,9 +180,8 @@ def _one_at_a_time(store: CheckpointStore) -> Iterator[None]:
 def _pack(store: CheckpointStore, wanted: frozenset[str], known: Iterable[str]) -> str:
     names = "".join([*(f"{tip}\n" for tip in sorted(wanted)), *(f"^{tip}\n" for tip in sorted(known))])
     place = os.path.join(store.pack_directory, "pack")
-    # Beyond git's usual 10 and 50: a manifest is nearest to the one before it, those lie as far apart as a checkpoint is
-    # long, and where a chain ends there's a whole one.
-    options = ("--revs", "--delta-base-offset", "--window=50", "--depth=250", "-q")
+    # Beyond git's usual 10: a manifest is nearest to the one before it, and those lie as far apart as a checkpoint is long.
+    options = ("--revs", "--delta-base-offset", "--window=50", "--depth=50", "-q")
     name = git.run(store.directory, "pack-objects", *options, place, stdin=names.encode()).decode().strip()
     return f"pack-{name}"
 
