@@ -572,3 +572,16 @@ class PruneReport(Frozen):
     workspaces: tuple[PathReport, ...]
     freed: int
     failed: tuple[dict[str, str | None], ...] = ()
+
+
+class PurgedReport(PathReport):
+    """A path that was purged, and how many checkpoints held it."""
+
+    checkpoints: int
+
+
+class PurgeReport(Frozen):
+    """`workbench prune --purge PATH --json`, and the same of `workbench checkpoint --purge`."""
+
+    version: int = 1
+    purged: tuple[PurgedReport, ...]
