@@ -190,7 +190,13 @@ def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
 
 def branch_report(branch: Branch, digest: str) -> BranchReport:
     """The report of `workbench commit --git`."""
-    return BranchReport(branch=branch.name, commit=branch.commit, digest=digest, uncommitted=_paths(branch.uncommitted))
+    return BranchReport(
+        branch=branch.name,
+        commit=branch.commit,
+        digest=digest,
+        uncommitted=_paths(branch.uncommitted),
+        carried=branch.carried,
+    )
 
 
 def merge_report(merge: Merge, ended: tuple[JobFacts, ...]) -> MergeReport:

@@ -225,6 +225,7 @@ class BranchReport(Frozen):
     commit: str
     digest: str
     uncommitted: tuple[PathReport, ...]
+    carried: tuple[str, ...] = ()
 
 
 class UnmergedReport(PathReport):
