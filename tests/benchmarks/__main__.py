@@ -196,6 +196,13 @@ def travel() -> Iterator[Row]:
     return measured()
 
 
+def commits() -> Iterator[Row]:
+    """Landing what a session changed."""
+    from tests.benchmarks.commits import commits as measured
+
+    return measured()
+
+
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "warm": warm,
     "cold": cold,
@@ -204,6 +211,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "vfs": vfs,
     "checkpoints": checkpoints,
     "travel": travel,
+    "commits": commits,
 }
 
 
