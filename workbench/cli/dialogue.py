@@ -86,7 +86,9 @@ class Dialogue:
         """
         self._workspace.shown.withdraw(terminal_name())
         self._table()
-        print(output.dim("y accepts, n rejects, q ends and keeps what you decided, ? shows all keys."))
+        print(
+            output.dim("y accepts, n rejects, A accepts a whole directory, q ends and keeps it so, ? shows all keys.")
+        )
         self.at = self._undecided_from(0)
         while True:
             await self._decide()
