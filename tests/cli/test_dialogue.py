@@ -13,6 +13,8 @@ import pytest
 from tests.bench import Bench
 from tests.cli.terminals import INTERRUPT, Terminal, talk, terminal
 from tests.conftest import ROOT
+from workbench.cli.report import review_report
+from workbench.protocol.reports import ReviewReport
 from workbench.review.comments import as_text
 from workbench.workspace import Workspace
 
@@ -88,6 +90,11 @@ class Desk:
         return self.bench.do(look)
 
 
+async def _report(workspace: Workspace) -> ReviewReport:
+    review = await workspace.review()
+    return review_report(workspace, review, workspace.reviewing.keep(review))
+
+
 @pytest.fixture
 def desk(state: Path, tmp_path: Path) -> Desk:
     made = Desk(tmp_path)
@@ -137,6 +144,10 @@ def test_an_edited_hunk_lands_as_it_was_edited_and_the_agents_stays_in_the_overl
     desk.environment["EDITOR"] = "sed -i -e s/ONE/EINS/"
     answers = ["s", "e", "y", "n"] if split else ["e", "n"]
     shown = desk.answer("g long.txt", *answers, "q")
+    told = desk.bench.do(_report)
+    (change,) = (change for change in told.changes if change.path == "long.txt")
+    hunks = [part for hunk in change.hunks for part in (hunk, *hunk.parts)]
+    assert [line for hunk in hunks for line in hunk.edited or () if "EINS" in line] == ["+LINE EINS\n"]
     assert desk.land() == {"long.txt"}
     assert (desk.root / "long.txt").read_text() == text(line1="LINE EINS\n", line4="LINE FOUR\n"), shown
     assert b"LINE ONE" in desk.read(b"long.txt")

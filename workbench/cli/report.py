@@ -335,7 +335,13 @@ def _reviewed(workspace: Workspace, review: Review, change: Change) -> ReviewedC
 
     def told(hunk: NamedHunk) -> ReviewedHunkReport:
         fields = dict(_hunk(hunk))
-        return ReviewedHunkReport(**fields, accepted=decided(hunk), parts=tuple(map(told, hunk.parts)))
+        lines = decision.edits.get(hunk.id)
+        return ReviewedHunkReport(
+            **fields,
+            accepted=decided(hunk),
+            edited=None if lines is None else tuple(map(text, lines)),
+            parts=tuple(map(told, hunk.parts)),
+        )
 
     fields = dict(_change(workspace.lower, workspace.store, change, with_hunks=False))
     hunks = named_hunks(change, workspace.lower, workspace.store)
