@@ -17,7 +17,7 @@
     ├── CommitError                   digest_required · digest_unknown · digest_changed · risky_paths · not_landable ·
     │   │                             commit_failed · commit_incomplete · commit_unknown · check_failed ·
     │   │                             unresolved_conflicts · no_repository · branch_exists · policy_denied ·
-    │   │                             policy_waits · storage_read_only
+    │   │                             policy_waits · storage_read_only · history_unavailable
     │   └── ConflictError             conflict (with `paths`)
     ├── SessionError
     │   ├── SessionNotFoundError      session_not_found

@@ -200,6 +200,13 @@ def travel() -> Iterator[Row]:
     return measured()
 
 
+def commits() -> Iterator[Row]:
+    """Landing what a session changed."""
+    from tests.benchmarks.commits import commits as measured
+
+    return measured()
+
+
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "warm": warm,
     "cold": cold,
@@ -209,6 +216,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "checkpoints": checkpoints,
     "travel": travel,
     "agent": agent,
+    "commits": commits,
 }
 PEERS = {"vfs": VFS_PEERS, "agent": AGENT_PEERS}
 

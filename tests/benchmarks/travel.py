@@ -67,20 +67,20 @@ class Session:
     def __init__(self, workspace: Workspace, call: Callable[..., object]) -> None:
         self.workspace = workspace
         self.upper = Path(workspace.overlay_path) / "upper"
-        self._call = call
+        self.call = call
         self.checkpoint()
 
     def checkpoint(self) -> str:
         async def take() -> str:
             return (await self.workspace.checkpoint()).message_id
 
-        return str(self._call(take))
+        return str(self.call(take))
 
     def rewind(self, message: str) -> None:
         async def go() -> None:
             await self.workspace.rewind(message)
 
-        self._call(go)
+        self.call(go)
 
 
 @contextmanager

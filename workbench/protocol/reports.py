@@ -94,9 +94,13 @@ class DiffReport(Frozen):
 
 
 class ReviewedHunkReport(HunkReport):
-    """A hunk and what was decided of it: `accepted` is None where nothing was. `parts` are what it can be taken apart into."""
+    """A hunk and what was decided of it: `accepted` is None where nothing was. `parts` are what it can be taken apart into.
+
+    `edited` are the lines that were accepted instead of it.
+    """
 
     accepted: bool | None = None
+    edited: tuple[str, ...] | None = None
     parts: tuple[ReviewedHunkReport, ...] = ()
 
 
@@ -225,6 +229,7 @@ class BranchReport(Frozen):
     commit: str
     digest: str
     uncommitted: tuple[PathReport, ...]
+    carried: tuple[str, ...] = ()
 
 
 class UnmergedReport(PathReport):
