@@ -40,6 +40,24 @@ def test_the_library_example_lands_what_a_command_changed(engine: None, state: P
     assert (repo / "made").read_text() == "x\n"
 
 
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_the_agent_example_lands_what_a_model_wrote_only_where_it_is_told_to(
+    state: Path, tmp_path: Path, answer: str
+) -> None:
+    directory = tmp_path / "project"
+    directory.mkdir()
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "agent.py"), str(directory)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=f"{answer}\n".encode(),
+        capture_output=True,
+        check=True,
+    )
+    assert b"[write_file]\nI wrote HELLO.md.\nadded HELLO.md\n" in result.stdout
+    assert os.listdir(directory) == (["HELLO.md"] if answer == "y" else [])
+
+
 def _tells_the_whole_story(output: str) -> None:
     assert "FAILED (failures=1)" in output
     assert "if pieces > 10:" in output, "the real project was changed before the commit"

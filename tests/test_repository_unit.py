@@ -73,6 +73,22 @@ def test_a_person_who_commits_while_a_sandbox_is_warm_is_seen_by_the_next_comman
     assert (repo / "person").read_text() == "person\n"
 
 
+def test_the_agents_commits_become_a_branch_where_theyre_asked_for(bench: Bench, repo: Path) -> None:
+    git = git_in(repo)
+    bench.sh(f"echo one > one; git add -A; {COMMIT} -m inside; echo two > two; git add -A; {COMMIT} -m inside-two")
+    before = of_git(repo)
+    digest = bench.review()
+    made = bench.do(lambda workspace: workspace.branch(digest, "agent", keep_history=True))
+    after = of_git(repo)
+    assert {path for path in before if after[path] == before[path]} >= {b"HEAD", b"index", b"config"}
+    assert git("log", "--format=%s %an", "agent") == "inside-two Agent\ninside Agent\nfirst A\n"
+    assert git("rev-parse", "agent").strip() == made.commit
+    assert git("log", "--format=%s") == "first\n"
+    assert git("status", "--short") == ""
+    # Both sides agree on the repository again, which has the branch now.
+    assert bench.sh("git log --format=%s agent; git log --format=%s") == b"inside-two\ninside\nfirst\nfirst\n"
+
+
 @pytest.mark.parametrize("change", ["stage", "branch", "packed", "checkout", "amend", "stash"])
 def test_whatever_a_person_does_to_the_repository_the_overlay_agrees_with_it(
     bench: Bench, repo: Path, change: str

@@ -133,6 +133,33 @@ def test_what_a_person_changed_after_a_commit_stays_and_is_said(worked: Worked, 
     assert b"fresh/ours" not in view
 
 
+def test_what_a_revert_took_back_is_not_said_to_stay_and_lands_again(worked: Worked, tmp_path: Path) -> None:
+    worked.checkpoint("start")
+    start = worked.view()
+    with worked.mounted() as merged:
+        (merged / "README").write_text("landed")
+        (merged / "run").chmod(0o700)
+        shutil.rmtree(merged / "docs")
+        (merged / "fresh").mkdir()
+        (merged / "fresh" / "ours").write_text("ours")
+    worked.checkpoint("changed")
+    changed = worked.view()
+    landed = worked.commit(allow_risky=True)
+    worked.do(lambda workspace: workspace.revert(landed.committed.commit_id))
+    assert worked.rewind("start").journey.left == ()
+    assert without_directory_times(worked.view()) == without_directory_times(start)
+    assert worked.told() == {}
+    assert worked.rewind("changed").journey.left == ()
+    assert without_directory_times(worked.view()) == without_directory_times(changed)
+    worked.commit(allow_risky=True)
+    assert (tmp_path / "w" / "README").read_text() == "landed"
+    # Of what a person has put back by hand, too, nothing is left to be taken back.
+    (tmp_path / "w" / "fresh" / "ours").unlink()
+    (tmp_path / "w" / "fresh").rmdir()
+    assert worked.rewind("start").journey.left == ()
+    assert without_directory_times(worked.view()) == without_directory_times(start)
+
+
 def test_another_sessions_commit_is_not_taken_back(worked: Worked, tmp_path: Path) -> None:
     worked.checkpoint("start")
     other = Worked(tmp_path / "w", tmp_path / "merged", "other")

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
+    from workbench.agent.manager import SessionManager
     from workbench.agent.models import ModelRegistry
     from workbench.agent.options import SessionOptions
     from workbench.agent.run import drain
     from workbench.agent.session import AgentSession
+    from workbench.agent.workspace_session import WorkspaceSession
     from workbench.protocol.commands import Command, CommandResult
     from workbench.protocol.messages import Thinking
     from workbench.protocol.runs import RunOptions, RunResult
@@ -34,11 +36,13 @@ __all__ = [
     "ModelRegistry",
     "RunOptions",
     "RunResult",
+    "SessionManager",
     "SessionOptions",
     "Thinking",
     "ToolRegistry",
     "WorkbenchError",
     "Workspace",
+    "WorkspaceSession",
     "__version__",
     "drain",
     "tool",
@@ -51,10 +55,12 @@ _PLACES = {
     "ModelRegistry": "agent.models",
     "RunOptions": "protocol.runs",
     "RunResult": "protocol.runs",
+    "SessionManager": "agent.manager",
     "SessionOptions": "agent.options",
     "Thinking": "protocol.messages",
     "ToolRegistry": "tools.registry",
     "Workspace": "workspace",
+    "WorkspaceSession": "agent.workspace_session",
     "drain": "agent.run",
     "tool": "tools.base",
 }

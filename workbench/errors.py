@@ -17,7 +17,7 @@
     ├── CommitError                   digest_required · digest_unknown · digest_changed · risky_paths · not_landable ·
     │   │                             commit_failed · commit_incomplete · commit_unknown · check_failed ·
     │   │                             unresolved_conflicts · no_repository · branch_exists · policy_denied ·
-    │   │                             policy_waits · storage_read_only
+    │   │                             policy_waits · storage_read_only · history_unavailable
     │   └── ConflictError             conflict (with `paths`)
     ├── SessionError
     │   ├── SessionNotFoundError      session_not_found
@@ -34,7 +34,8 @@
     ├── ModelRequestError             invalid_request · auth · no_credit · rate_limited · overloaded ·
     │                                 context_overflow · incomplete_stream · network;
     │                                 provider · status · retryable · retry_after_ms · usage
-    ├── ToolError                     unknown_tool · invalid_arguments · tool_denied · tool_panicked · tool_timeout
+    ├── ToolError                     unknown_tool · invalid_arguments · tool_denied · tool_panicked · tool_timeout ·
+    │                                 tool_failed
     ├── ApprovalError                 approval_not_found · approval_resolved · approval_changed
     ├── HistoryError                  history_failed
     ├── LockError                     lock_failed

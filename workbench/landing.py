@@ -22,6 +22,7 @@ from workbench.review import policy
 from workbench.review.audit import AuditLog, counted
 from workbench.review.bases import conflicts
 from workbench.review.branch import Branch, make_branch
+from workbench.review.carried import Carried, carried
 from workbench.review.changeset import ChangeSet, Included
 from workbench.review.commit import commit
 from workbench.review.compare import change_set
@@ -303,10 +304,31 @@ class Landing:
                         stack.callback(os.close, found[-1])
             yield found
 
-    def branch(self, digest: str, name: str, *, message: str, author: str, allow_risky: bool) -> Branch:
-        """Make a branch of what was shown. Raises as `landable` and `make_branch`."""
-        _, changes = self.landable(self.shown.find(digest), allow_risky, in_working_tree=False)
-        made = make_branch(self._lower, changes, self._store, name, message=message, author=author)
+    def _history(self, shown: ShownRecord, manifest: Manifest, allow_risky: bool) -> Carried:
+        if shown.selection is not None:
+            raise CommitError(
+                "The agent's commits have all it did, and only a part was accepted.",
+                code="not_landable",
+                hint="Make the branch of all changes (workbench diff), or without --keep-history.",
+            )
+        history = carried(manifest, self._lower, self._store, self._overlay.path)
+        if history.risky and not allow_risky:
+            raise CommitError(
+                f"{_count(len(history.risky), 'path')} in the agent's commits would make a host run code.",
+                code="risky_paths",
+                paths=history.risky,
+                hint="Say `--allow-risky`, or make the branch without --keep-history.",
+            )
+        return history
+
+    def branch(
+        self, digest: str, name: str, *, message: str, author: str, allow_risky: bool, keep_history: bool
+    ) -> Branch:
+        """Make a branch of what was shown. Raises as `landable`, `make_branch`, and with its history as `carried`."""
+        shown = self.shown.find(digest)
+        manifest, changes = self.landable(shown, allow_risky, in_working_tree=False)
+        history = self._history(shown, manifest, allow_risky) if keep_history else None
+        made = make_branch(self._lower, changes, self._store, name, message=message, author=author, history=history)
         self.audit.append(
             "branch",
             session=self._session,

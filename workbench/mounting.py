@@ -29,13 +29,13 @@ from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CheckpointError, OptionsError, OverlayError, SandboxError, WorkspaceError
 from workbench.protocol.records import MountRecord
 from workbench.review import repository
-from workbench.sandbox import filesystems, images, leftovers
+from workbench.sandbox import devcontainer, filesystems, images, leftovers
 from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.egress.options import Egress
 from workbench.sandbox.facts import KeeperInfo
 from workbench.sandbox.probe import pick
-from workbench.sandbox.targets import target_for
+from workbench.sandbox.targets import DEFAULT_HOME, target_for
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs import paths
 from workbench.vfs.local import LocalStorage
@@ -59,6 +59,7 @@ _GIT_OF_COPIES = {
     "GIT_CONFIG_VALUE_1": "false",
 }
 _EGRESS = "egress"
+_HOME = "home"
 _PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
@@ -81,6 +82,7 @@ class SandboxOptions:
     idle_seconds: float = 600
     runtime: str = ""
     sharing: str = field(default_factory=lambda: os.environ.get("WORKBENCH_SHARING") or "mounted")
+    keep_home: bool = False
     egress: Egress = field(default_factory=Egress)
 
 
@@ -108,12 +110,13 @@ class Mounting:
     # Starting
 
     def fits(self, sandbox: KeeperInfo) -> bool:
-        """Whether a sandbox is one that the options ask for: by its backend, its image and its limits."""
+        """Whether a sandbox is one that the options ask for: by its backend, image, limits and home."""
         wanted = self.options
         return (
             wanted.backend in ("auto", sandbox.backend)
             and (not wanted.image or images.reference(wanted.image) == sandbox.image)
             and wanted.limits in (None, sandbox.limits)
+            and (not wanted.keep_home or DEFAULT_HOME in sandbox.targets)
         )
 
     def require_commands(self) -> None:
@@ -189,6 +192,9 @@ class Mounting:
             report(f"using the {picked.backend} backend: {why}. Compared with docker it has {picked.isolation}")
         elif picked.result.sharing != self.options.sharing:
             report(f"the engine works on copies of the workspace: {picked.result.reason}")
+        begins = not record.image and not self.options.image
+        if begins and picked.backend == "docker" and (offered := devcontainer.offered(self._lower)):
+            report(offered)
         copied = picked.result.sharing != "mounted"
         return replace(
             spec,
@@ -212,6 +218,9 @@ class Mounting:
         if common := repository.common_directory(self._directory.root, self._lower):
             mounts.append(self._git_mount(common))
         uid, gid, groups = _who(self._directory.root)
+        home = os.path.join(self._overlay.path, _HOME)
+        if self.options.keep_home or os.path.isdir(home):
+            mounts.append(_home_mount(home, uid, gid))
         limits = self.options.limits or Limits()
         limits.check()
         return SandboxSpec(
@@ -253,7 +262,7 @@ class Mounting:
     def _environment(self) -> dict[str, str]:
         passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         # Without GIT_OPTIONAL_LOCKS=0 every `git status` inside would copy the index up.
-        fixed = {"PATH": _PATH, "HOME": "/home/workbench", "USER": "workbench", "GIT_OPTIONAL_LOCKS": "0"}
+        fixed = {"PATH": _PATH, "HOME": DEFAULT_HOME, "USER": "workbench", "GIT_OPTIONAL_LOCKS": "0"}
         return {"LANG": "C.UTF-8", **passed, **fixed, **self.options.environment}
 
     def _prepare(self, spec: SandboxSpec, report: Report, before: Callable[[], None]) -> None:
@@ -538,6 +547,18 @@ class Mounting:
     def unmount_leftovers(self) -> None:
         """Remove whatever a killed keeper left mounted; the lock is held. Raises SandboxError where it can't."""
         leftovers.unmount(self._overlay, self._state.id)
+
+
+def _home_mount(directory: str, uid: int, gid: int) -> OverlayMount:
+    """A session's own home directory, made where there's none: an overlay over nothing, so that any backend can have it."""
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    lower, upper, work = (os.path.join(directory, name) for name in ("lower", "upper", "work"))
+    for path in (lower, upper, work):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            if os.geteuid() == 0:
+                os.chown(path, uid, gid)
+    return OverlayMount(lower, upper, work, DEFAULT_HOME)
 
 
 def _git_session(session: str) -> str:

@@ -193,7 +193,7 @@ class Timeline:
                 taken_back = inverse(committed, self.view(below), sink)
             below = _over(taken_back.manifest, below)
             left += taken_back.left
-        manifest = _over(recorded, below) if landed else recorded
+        manifest = _trimmed(_over(recorded, below)) if landed else recorded
         rest = repository.without_repositories(manifest, self._lower)
         git = self._mounting.git_beside(checkpoint)
         without = False
@@ -307,7 +307,8 @@ class Timeline:
                 git=target.git,
             ),
         )
-        return self._arrive(before.manifest)
+        # A fork begins with another layer than the one that it's forked from.
+        return self._arrive(before.manifest if kind is not RowKind.FORK else None)
 
     def _differs(self, now: Checkpoint, target: Target) -> bool:
         """Whether anything has to be done to get from what is there `now` to a target."""
@@ -352,9 +353,12 @@ class Timeline:
 
 
 def _over(top: Manifest, below: Manifest) -> Manifest:
-    entries = stacked(top.entries, below.entries)
     # What landed is what the layer departs from now, wherever it was before.
-    return replace(top, entries=entries, bases=_kept_bases(entries, {**top.bases, **below.bases}))
+    return top.with_entries(stacked(top.entries, below.entries), {**top.bases, **below.bases})
+
+
+def _trimmed(manifest: Manifest) -> Manifest:
+    return manifest.with_entries(manifest.entries, _kept_bases(manifest.entries, manifest.bases))
 
 
 def _kept_bases(entries: Mapping[bytes, Entry], bases: Mapping[bytes, Base]) -> dict[bytes, Base]:

@@ -655,16 +655,26 @@ class Workspace:
             return await to_thread.run_sync(self._landing.merge, ours, theirs), ended
 
     async def branch(
-        self, digest: str, name: str, *, message: str = "", author: str = "", allow_risky: bool = False
+        self,
+        digest: str,
+        name: str,
+        *,
+        message: str = "",
+        author: str = "",
+        allow_risky: bool = False,
+        keep_history: bool = False,
     ) -> Branch:
         """Make a branch of the real repository with exactly what was shown under `digest`, on top of its HEAD.
 
-        The working tree, the index and HEAD aren't touched, and the overlay keeps what it holds. Raises as `rehearse` and
-        `make_branch`.
+        The working tree, the index and HEAD aren't touched, and the overlay keeps what it holds. With `keep_history` the
+        commits that the agent made in the overlay are on it, verified object by object. Raises as `rehearse`,
+        `make_branch`, and `carried` (history_unavailable).
         """
         with self._landing.refusals_noted(digest):
             return await to_thread.run_sync(
-                lambda: self._landing.branch(digest, name, message=message, author=author, allow_risky=allow_risky)
+                lambda: self._landing.branch(
+                    digest, name, message=message, author=author, allow_risky=allow_risky, keep_history=keep_history
+                )
             )
 
     async def revert(

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.agent.support import LONG, Gate, calling, end, of, read, results, shout, talk, the
+from tests.agent.support import LONG, Gate, calling, end, of, read, registry, results, shout, talk, the
 from tests.waiting import until
 from workbench.agent.history import MemoryHistory
 from workbench.agent.locks import LocalLocker
@@ -415,6 +415,30 @@ async def test_compaction_is_off_by_flag() -> None:
 
 
 def _registry() -> Any:
-    from tests.agent.support import registry
-
     return registry(shout)
+
+
+@pytest.mark.anyio
+async def test_temperature_and_tokens_of_a_reply_are_passed_on() -> None:
+    """ "Temperature", "MaximumTokens: one reply"."""
+    async with talk(Turn(text="a"), temperature=0.2, max_tokens=100) as it:
+        await it.say()
+    assert (it.model.requests[0].temperature, it.model.requests[0].max_tokens) == (0.2, 100)
+
+
+@pytest.mark.anyio
+async def test_a_tools_time_is_its_deadline_and_never_beyond_the_runs() -> None:
+    """ "The cap reaches the handler as its context deadline"."""
+    deadlines: list[float] = []
+
+    @tool()
+    async def look() -> str:
+        """Look."""
+        deadlines.append(anyio.current_effective_deadline() - anyio.current_time())
+        return "ok"
+
+    for limits in ({"tool_call_timeout": 1_000}, {"tool_call_timeout": 1_000, "run_timeout": 500}):
+        async with talk(calling("look"), Turn(text="ok"), tools=[look], **limits) as it:
+            await it.say()
+    assert 500 < deadlines[0] <= 1_000
+    assert 0 < deadlines[1] <= 500

@@ -8,11 +8,12 @@ import anyio
 import pytest
 
 from tests.agent.support import LONG, Gate, calling, end, of, pairs, panic, read, registry, results, shout, talk, the
-from workbench.agent.history import MemoryHistory
+from workbench.agent.history import MemoryHistory, StoreHistory
 from workbench.agent.options import SessionOptions
 from workbench.agent.prompt import create_message
 from workbench.agent.run import drain
 from workbench.agent.session import AgentSession
+from workbench.agent.stores import MemorySessionStore
 from workbench.errors import ModelRequestError, RunFailedError
 from workbench.protocol.messages import (
     CacheBreakpoint,
@@ -441,19 +442,15 @@ async def test_thinking_and_temperature_are_the_models_own_unless_set() -> None:
     assert (request.thinking, request.temperature, request.max_tokens) == (None, None, 16_384)
 
 
-async def test_provider_state_comes_back_to_the_same_model_byte_for_byte_and_to_no_other() -> None:
-    """What is opaque is returned to the same provider and model, and dropped for any other."""
-    history = MemoryHistory()
-    state = ProviderState(provider="scripted", model="scripted", data=bytes(range(256)))
-    async with talk(Turn(text="a", provider_state=state), Turn(text="b"), history=history) as it:
+async def test_provider_state_comes_back_byte_for_byte() -> None:
+    """An opaque `provider_state` per assistant message is stored, since tool loops need signatures returned unchanged."""
+    history = StoreHistory(MemorySessionStore())
+    state = ProviderState(provider="p", model="m", data=bytes(range(256)))
+    turn = Turn(tool_calls=[Turn.call("shout", {"text": "a"})], provider_state=state)
+    async with talk(turn, Turn(text="b"), Turn(text="c"), tools=[shout], history=history) as it:
         await it.say()
         await it.say()
-    assert it.model.requests[1].messages[1].provider_state == state
-    other = ScriptedModel(Turn(text="c"), info=ModelInfo(id="other", provider="scripted"))
-    async with talk(model=other, history=history) as it:
-        await it.say()
-    assert [message.provider_state for message in it.model.requests[0].messages] == [None] * 5
-    assert (await history.read("talk"))[1].provider_state == state
+    assert [request.messages[1].provider_state for request in it.model.requests[1:]] == [state, state]
 
 
 @pytest.mark.parametrize("where", ["model", "read", "append", "after_tools"])
@@ -674,7 +671,6 @@ async def test_arguments_that_cannot_be_parsed_are_never_run() -> None:
     assert ran == []
     assert result.error is not None
     assert result.error.code == "invalid_arguments"
-    assert it.model.requests[1].messages[-2].tool_calls[0].arguments == {"unparsable_arguments": '{"path": "/tm'}
 
 
 async def test_a_tool_registered_during_a_run_is_offered_from_the_next_on() -> None:

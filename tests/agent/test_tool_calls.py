@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any, Literal
 
 import anyio
@@ -10,6 +11,7 @@ import pytest
 
 from tests.agent.support import LONG, Gate, calling, end, of, read, results, shout, talk, the
 from tests.waiting import until
+from workbench.agent import settings
 from workbench.agent.permissions import ApprovalBroker, PermissionRule, PermissionRules, call_digest
 from workbench.errors import ApprovalError, OptionsError
 from workbench.protocol.messages import ChatMessage, ToolCall, ToolExecutionResult, ToolSchema
@@ -454,14 +456,13 @@ class _Session:
 
 def test_rules_decide_by_tool_and_argument_globs_the_first_that_fits() -> None:
     """ "rules in the user's config by tool and argument glob"."""
-    rules = PermissionRules.of(
-        {
-            "permissions": [
-                {"permission": "deny", "arguments": {"path": "secrets/*"}},
-                {"permission": "auto", "tool": "remove", "arguments": {"path": "build/*"}},
-                {"permission": "ask", "tool": "sh*"},
-            ]
-        }
+    rules = PermissionRules(
+        [
+            PermissionRule(permission="deny", arguments={"path": "secrets/*"}),
+            PermissionRule(permission="auto", tool="remove", arguments={"path": "build/*"}),
+            PermissionRule(permission="auto", arguments={"url": "https://example.com/*"}),
+            PermissionRule(permission="ask", tool="sh*"),
+        ]
     )
 
     def decide(tool: Tool, call: ToolCall) -> str:
@@ -471,6 +472,8 @@ def test_rules_decide_by_tool_and_argument_globs_the_first_that_fits() -> None:
     assert decide(remove, _call("remove", path="src/a")) == "ask"
     assert decide(remove, _call("remove", path="secrets/a")) == "deny"
     assert decide(shout, _call("shout", text="a")) == "ask"
+    assert decide(remove, _call("remove", url="https://example.com/a")) == "auto"
+    assert decide(remove, _call("remove", path="build//a")) == "auto"
 
 
 @pytest.mark.parametrize("path", ["build/../src/a", "build//../../etc/passwd", "./build/../a", "build/./a"])
@@ -505,11 +508,13 @@ def test_what_was_allowed_for_a_session_is_allowed_in_that_session_only() -> Non
     assert decide(_Session(), "a") == "ask"
 
 
-@pytest.mark.parametrize("bad", [[{"permission": "maybe"}], [{"tool": "x"}], [{"permission": "auto", "glob": "x"}], 3])
-def test_rules_that_make_no_sense_are_refused(bad: object) -> None:
+@pytest.mark.parametrize("bad", ['permission = "maybe"', 'tool = "x"', 'permission = "auto"\nglob = "x"'])
+def test_rules_that_make_no_sense_are_refused(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad configuration is a clear error."""
+    (tmp_path / "config.toml").write_text(f"[[agent.permissions]]\n{bad}\n")
+    monkeypatch.setenv("WORKBENCH_CONFIG", str(tmp_path))
     with pytest.raises(OptionsError, match="permissions"):
-        PermissionRules.of({"permissions": bad})
+        settings.load()
 
 
 async def test_rules_are_a_resolver() -> None:

@@ -1,20 +1,24 @@
-"""Files and conversation of one session go together."""
+"""Files and conversation together: checkpoints before messages, rewinds of both, and what a kill leaves."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from tests.agent.support import LONG, Gate, end, of, pairs, read
+from tests.review.landing import calls, in_child, kill_at
 from workbench.agent.options import SessionOptions
+from workbench.agent.travels import Travels
 from workbench.agent.workspace_session import WorkspaceSession
+from workbench.checkpoints.history import RowKind
 from workbench.errors import (
     CheckpointError,
     MessageExistsError,
@@ -23,190 +27,286 @@ from workbench.errors import (
     RunFailedError,
     SessionBusyError,
 )
-from workbench.protocol.messages import CompletionRequest
 from workbench.testing import ScriptedModel, Turn
 from workbench.tools.registry import ToolRegistry
 from workbench.workspace import Workspace
 
-pytestmark = pytest.mark.anyio
+STRIDE = int(os.environ.get("WORKBENCH_STRIDE", "7"))
+"""Of all the calls that change something, how many lie between two that a process is killed at."""
 
 
 @pytest.fixture
-def root(tmp_path: Path, state: Path) -> Path:
-    directory = tmp_path / "project"
-    directory.mkdir()
-    (directory / "a").write_text("0")
-    return directory
+def root(state: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "w"
+    path.mkdir()
+    (path / "a").write_text("one\n")
+    return path
 
 
-def writes(text: str) -> list[Turn]:
-    """A run that puts a text into the file."""
-    return [Turn(tool_calls=[Turn.call("write_file", {"path": "a", "content": text})]), Turn(text=f"wrote {text}")]
+def writing(path: str, content: str, *, say: str = "done") -> list[Turn]:
+    """A run that writes a file."""
+    return [Turn(tool_calls=[Turn.call("write_file", {"path": path, "content": content})]), Turn(text=say)]
 
 
 @asynccontextmanager
-async def opened(root: Path, *turns: Any, **options: Any) -> AsyncIterator[WorkspaceSession]:
-    with ScriptedModel(*turns) as model:
-        async with (
-            Workspace.open(root) as workspace,
-            WorkspaceSession.open(workspace, model=model, **options) as session,
-        ):
-            yield session
+async def opened(root: Path, *turns: Any, session: str = "default", **options: Any) -> AsyncIterator[WorkspaceSession]:
+    model = ScriptedModel(*turns)
+    async with (
+        Workspace.open(root, session=session) as workspace,
+        WorkspaceSession.open(workspace, model=model, options=SessionOptions(**options)) as found,
+    ):
+        yield found
+        model.assert_consumed()
 
 
-async def ran(session: WorkspaceSession, text: str, message_id: str) -> None:
-    async with await session.run(text, message_id=message_id) as run:
-        async for _ in run:
-            pass
-    assert (await run.result()).ok
+async def say(session: WorkspaceSession, text: str, message_id: str) -> None:
+    with anyio.fail_after(LONG):
+        await (await session.start(text, message_id=message_id)).result()
 
 
-def content(session: WorkspaceSession) -> str:
-    return session.workspace.view.read_bytes(b"a").decode()
+async def files(session: WorkspaceSession) -> dict[str, str]:
+    found = session.workspace.files
+    return {name.decode(): (await found.read(name)).decode() for name, _ in await found.list(b"")}
 
 
 def said(session: WorkspaceSession) -> list[str]:
     return [message.content for message in session.agent.detail().messages if message.role == "user"]
 
 
-async def test_a_rewind_takes_back_files_and_conversation_and_redo_brings_both_back(root: Path) -> None:
-    async with opened(root, *writes("1"), *writes("2"), *writes("3")) as session:
-        for number in "123":
-            await ran(session, f"write {number}", f"m{number}")
-        rewound = await session.rewind("m3")
-        assert (rewound.removed, content(session), said(session)) == (4, "2", ["write 1", "write 2"])
-        rewound = await session.rewind("m1")
-        assert (rewound.removed, content(session), said(session)) == (8, "0", [])
-        await session.redo()
-        assert (content(session), said(session)) == ("2", ["write 1", "write 2"])
-        await session.redo()
-        assert (content(session), said(session)) == ("3", ["write 1", "write 2", "write 3"])
-        with pytest.raises(CheckpointError, match="no rewind"):
-            await session.redo()
-        assert (root / "a").read_text() == "0"
+@pytest.mark.anyio
+async def test_a_checkpoint_is_there_before_its_message_exists(root: Path) -> None:
+    """ "lets a caller take a checkpoint under the same id before the message exists"."""
+    async with opened(root, *writing("b", "new\n")) as session:
+        seen: list[str] = []
+
+        def listen(event: Any) -> None:
+            if event.type == "message.completed" and event.message.role == "user":
+                seen.append(session.workspace.timeline.find(event.message.id).message_id)
+
+        session.agent.subscribe(listen)
+        await say(session, "Write b.", "m1")
+        assert seen == ["m1"]
+        assert await files(session) == {"a": "one\n", "b": "new\n"}
+    assert sorted(os.listdir(root)) == ["a"]
 
 
-async def test_files_or_conversation_can_be_taken_back_alone(root: Path) -> None:
-    async with opened(root, *writes("1"), *writes("2")) as session:
-        await ran(session, "write 1", "m1")
-        await ran(session, "write 2", "m2")
-        assert (await session.rewind("m2", conversation=False)).removed == 0
-        assert (content(session), said(session)) == ("1", ["write 1", "write 2"])
-        await session.redo()
-        assert content(session) == "2"
-        await session.rewind("m2", files=False)
-        assert (content(session), said(session)) == ("2", ["write 1"])
-        await session.redo()
-        assert said(session) == ["write 1", "write 2"]
+@pytest.mark.anyio
+async def test_a_checkpoint_that_fails_starts_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "A checkpoint that fails starts nothing."""
 
+    async def fail(*args: Any, **options: Any) -> None:
+        raise CheckpointError("no room", code="checkpoint_failed")
 
-async def test_what_is_no_message_of_the_users_is_refused(root: Path) -> None:
-    async with opened(root, *writes("1")) as session:
-        await ran(session, "write 1", "m1")
-        reply = session.agent.detail().messages[1]
-        for message_id, code in (("m2", "message_not_found"), (reply.id, "invalid_rewind_target")):
-            with pytest.raises(RewindError) as refused:
-                await session.rewind(message_id)
-            assert refused.value.code == code
-        with pytest.raises(MessageExistsError):
-            await session.run("again", message_id="m1")
-        with pytest.raises(MessageExistsError):
-            await session.start("again", message_id="m1")
-
-
-async def test_the_message_of_a_failed_run_is_gone_and_its_files_can_be_taken_back(root: Path) -> None:
-    turns = [writes("1")[0], Turn(error=RuntimeError("the provider broke"))]
-    async with opened(root, *turns) as session:
-        async with await session.run("write 1", message_id="m1") as run:
-            async for _ in run:
-                pass
-        with pytest.raises(RunFailedError):
-            await run.result()
-        assert (content(session), said(session)) == ("1", [])
-        assert (await session.rewind("m1")).removed == 0
-        assert content(session) == "0"
-        with pytest.raises(MessageExistsError):
-            await session.run("again", message_id="m1")
-        await session.redo()
-        assert content(session) == "1"
-
-
-async def test_nothing_is_taken_back_and_nothing_else_is_begun_during_a_run(root: Path) -> None:
-    asked = anyio.Event()
-
-    def slow(request: CompletionRequest) -> Turn:
-        asked.set()
-        return Turn(text="slow", delay=1000)
-
-    async with opened(root, slow) as session:
-        run = await session.start("be slow", message_id="m1")
-        await asked.wait()
-        for refused in (session.rewind("m1"), session.redo()):
-            with pytest.raises(RewindError) as busy:
-                await refused
-            assert busy.value.code == "session_busy"
-        with pytest.raises(SessionBusyError):
-            await session.run("another")
-        run.cancel()
-        assert (await run.result()).status == "cancelled"
-
-
-async def test_each_reply_with_calls_has_a_sub_step_to_go_back_to(root: Path) -> None:
-    heard: list[str] = []
-
-    async def hear(message: Any) -> None:
-        heard.append(message.tool_calls[0].name)
-
-    turns = [writes("1")[0], writes("2")[0], Turn(text="done")]
-    async with opened(root, *turns, options=SessionOptions(after_tools=hear)) as session:
-        await ran(session, "write twice", "m1")
-        assert heard == ["write_file", "write_file"]
-        await session.workspace.rewind("m1", step=1)
-        assert content(session) == "1"
-
-
-async def test_a_fork_goes_on_from_a_message_by_itself(root: Path) -> None:
-    async with opened(root, *writes("1"), *writes("2")) as session:
-        await ran(session, "write 1", "m1")
-        await ran(session, "write 2", "m2")
-        name = await session.fork("m2")
-    with ScriptedModel(*writes("3")) as model:
-        async with (
-            Workspace.open(root, session=name) as workspace,
-            WorkspaceSession.open(workspace, model=model) as fork,
-        ):
-            assert (content(fork), said(fork)) == ("1", ["write 1"])
-            await ran(fork, "write 3", "m3")
-            assert content(fork) == "3"
     async with opened(root) as session:
-        assert (content(session), said(session)) == ("2", ["write 1", "write 2"])
-
-
-async def test_the_conversation_goes_on_where_another_process_left_it(root: Path) -> None:
-    async with opened(root, *writes("1")) as session:
-        await ran(session, "write 1", "m1")
-    async with opened(root, *writes("2")) as session:
-        assert said(session) == ["write 1"]
-        await ran(session, "write 2", "m2")
-        await session.rewind("m1")
-        assert content(session) == "0"
-    async with opened(root) as session:
-        assert said(session) == []
-        await session.redo()
-        assert (content(session), said(session)) == ("2", ["write 1", "write 2"])
-
-
-async def test_what_a_new_message_came_after_does_not_come_back(root: Path) -> None:
-    async with opened(root, *writes("1"), *writes("2")) as session:
-        await ran(session, "write 1", "m1")
-        await session.rewind("m1")
-        await ran(session, "write 2", "m2")
+        events: list[Any] = []
+        session.agent.subscribe(events.append)
+        monkeypatch.setattr(session.workspace, "checkpoint", fail)
         with pytest.raises(CheckpointError):
+            await session.start("x")
+        with pytest.raises(CheckpointError):
+            await session.run("x")
+        assert events == []
+        assert not session.agent.is_running
+
+
+@pytest.mark.anyio
+async def test_a_checkpoint_that_is_there_already_is_the_messages(root: Path) -> None:
+    """ "Checkpoint under message_id (made where absent)"."""
+    async with opened(root, Turn(text="ok")) as session:
+        await session.workspace.checkpoint("m1")
+        await session.workspace.files.write(b"b", b"after it\n")
+        await say(session, "x", "m1")
+        await session.rewind("m1")
+        assert await files(session) == {"a": "one\n"}
+
+
+@pytest.mark.anyio
+async def test_rewind_takes_files_and_conversation_back_and_redo_brings_both(root: Path) -> None:
+    """Rewind of files and conversation; redo, any number of levels."""
+    turns = [*writing("b", "1"), *writing("b", "2"), *writing("c", "3")]
+    async with opened(root, *turns) as session:
+        events: list[Any] = []
+        session.agent.subscribe(events.append)
+        for number in (1, 2, 3):
+            await say(session, f"say {number}", f"m{number}")
+        states = [(await files(session), said(session))]
+        for target in ("m3", "m2", "m1"):
+            rewound = await session.rewind(target)
+            assert rewound.removed == 4
+            assert rewound.restored == ((b"c",) if target == "m3" else (b"b",))
+            assert rewound.messages == session.agent.detail().messages
+            states.append((await files(session), said(session)))
+        assert states[-1] == ({"a": "one\n"}, [])
+        assert states[1] == ({"a": "one\n", "b": "2"}, ["say 1", "say 2"])
+        for expected in reversed(states[:-1]):
             await session.redo()
-        assert (content(session), said(session)) == ("2", ["write 2"])
+            assert (await files(session), said(session)) == expected
+        with pytest.raises(CheckpointError) as raised:
+            await session.redo()
+        assert raised.value.code == "nothing_to_redo"
+        assert len(of(events, "session.rewound")) == 6
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("which", ["files", "conversation"])
+async def test_either_can_be_taken_back_alone(root: Path, which: str) -> None:
+    """ "Choices: files and conversation, files only, conversation only"."""
+    async with opened(root, *writing("b", "1")) as session:
+        await say(session, "x", "m1")
+        rewound = await session.rewind("m1", files=which == "files", conversation=which == "conversation")
+        assert ("b" in await files(session)) == (which == "conversation")
+        assert said(session) == (["x"] if which == "files" else [])
+        assert rewound.removed == (0 if which == "files" else 4)
+        await session.redo()
+        assert "b" in await files(session)
+        assert said(session) == ["x"]
+        with pytest.raises(OptionsError):
+            await session.rewind("m1", files=False, conversation=False)
+
+
+@pytest.mark.anyio
+async def test_a_rewind_is_refused_during_a_run_and_for_unknown_messages(root: Path) -> None:
+    """ "refused during a run (session_busy; only sandboxes are stopped, never runs)"."""
+    gate, tools = Gate(), ToolRegistry()
+    tools.register(gate.tool)
+    async with opened(
+        root, Turn(text="1"), Turn(tool_calls=[Turn.call("gate")]), Turn(text="2"), tools=tools
+    ) as session:
+        await say(session, "x", "m1")
+        run = await session.start("y", message_id="m2")
+        await gate.entered.wait()
+        with pytest.raises(RewindError) as busy:
+            await session.rewind("m1")
+        with pytest.raises(SessionBusyError):
+            await session.start("z")
+        assert not run.done
+        gate.opened.set()
+        with anyio.fail_after(LONG):
+            assert (await run.result()).text == "2"
+        await session.workspace.checkpoint("mine")
+        reply = session.agent.detail().messages[1].id
+        codes = [busy.value.code]
+        for target in ("mine", reply):
+            with pytest.raises(RewindError) as raised:
+                await session.rewind(target)
+            codes.append(raised.value.code)
+        with pytest.raises(RewindError) as busy:
+            await session.rewind("nowhere")
+    assert codes == ["session_busy", "message_not_found", "invalid_rewind_target"]
+    assert busy.value.code == "message_not_found"
+
+
+@pytest.mark.anyio
+async def test_the_message_of_a_failed_run_takes_its_files_back_and_its_id_stays_taken(root: Path) -> None:
+    """ "The message of a failed run: its files are restored, removed is 0", "its id can't be used again"."""
+    failing = [writing("b", "half")[0], Turn(error=RuntimeError("gone"))]
+    async with opened(root, Turn(text="kept"), *failing) as session:
+        await say(session, "first", "m1")
+        with pytest.raises(RunFailedError):
+            await say(session, "second", "m2")
+        assert (await files(session))["b"] == "half"
+        rewound = await session.rewind("m2")
+        assert (rewound.removed, rewound.restored) == (0, (b"b",))
+        assert said(session) == ["first"]
+    async with opened(root) as session:
+        assert said(session) == ["first"]
+        for taken in ("m1", "m2"):
+            with pytest.raises(MessageExistsError):
+                await session.start("again", message_id=taken)
+
+
+@pytest.mark.anyio
+async def test_redo_is_refused_once_something_was_said(root: Path) -> None:
+    """Nothing that was said is dropped to bring something older back."""
+    async with opened(root, *writing("b", "1"), Turn(text="2")) as session:
+        await say(session, "x", "m1")
+        await session.rewind("m1")
+        await say(session, "y", "m2")
+        with pytest.raises(CheckpointError) as raised:
+            await session.redo()
+        assert raised.value.code == "nothing_to_redo"
+        assert said(session) == ["y"]
+        assert "b" not in await files(session)
+
+
+@pytest.mark.anyio
+async def test_run_waits_its_turn_and_its_checkpoint_is_of_what_the_run_before_left(root: Path) -> None:
+    """A message's checkpoint is what was there before it, not the midst of another run."""
+    async with opened(root, *writing("b", "1"), *writing("b", "2")) as session:
+        first = await session.run("x", message_id="m1")
+        runs: list[str] = []
+
+        async def second() -> None:
+            run = await session.run("y", message_id="m2")
+            runs.append(end(await read(run)))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(second)
+            assert end(await read(first)) == "stop"
+        assert runs == ["stop"]
+        await session.rewind("m2")
+        assert (await files(session))["b"] == "1"
+
+
+@pytest.mark.anyio
+async def test_each_reply_with_calls_is_a_step_that_can_be_gone_back_to(root: Path) -> None:
+    """ "Sub-steps are taken in `after_tools`: one a reply, not one a call"."""
+    both = [Turn.call("write_file", {"path": path, "content": path}) for path in "bc"]
+    async with opened(root, Turn(tool_calls=both), writing("d", "d")[0], Turn(text="ok")) as session:
+        await say(session, "x", "m1")
+        rows = session.workspace.store.all("default")
+        steps = [row for row in rows if row.message_id == "m1" and row.purpose.kind is RowKind.MESSAGE]
+        assert [row.purpose.step for row in steps] == [0, 1, 2]
+        await session.workspace.rewind("m1", step=1)
+        assert sorted(await files(session)) == ["a", "b", "c"]
+
+
+@pytest.mark.anyio
+async def test_a_fork_begins_with_files_and_conversation_as_they_were(root: Path) -> None:
+    """ "fork(message_id) -> the new session's id, to be opened"."""
+    async with opened(root, *writing("b", "1"), *writing("b", "2")) as session:
+        await say(session, "x", "m1")
+        await say(session, "y", "m2")
+        name = await session.fork("m2")
+        assert said(session) == ["x", "y"]
+    async with opened(root, Turn(text="z"), session=name) as fork:
+        assert fork.agent.id == name
+        assert said(fork) == ["x"]
+        assert (await files(fork))["b"] == "1"
+        await say(fork, "other", "m2")
+        assert said(fork) == ["x", "other"]
+    async with opened(root) as session:
+        assert said(session) == ["x", "y"]
+
+
+@pytest.mark.anyio
+async def test_a_conversation_goes_on_where_it_ended(root: Path) -> None:
+    """ "With the stores of the workspace's state directory."""
+    async with opened(root, Turn(text="1")) as session:
+        await say(session, "x", "m1")
+    async with opened(root, Turn(text="2")) as session:
+        await say(session, "y", "m2")
+        assert pairs(session.agent.detail().messages) == [
+            ("user", "x"),
+            ("assistant", "1"),
+            ("user", "y"),
+            ("assistant", "2"),
+        ]
+
+
+@pytest.mark.anyio
+async def test_both_have_the_same_id(root: Path) -> None:
+    """ "agent.id == workspace.session"."""
+    from workbench.agent.session import AgentSession
+
+    async with Workspace.open(root) as workspace:
+        with pytest.raises(OptionsError):
+            WorkspaceSession(workspace, AgentSession.local(id="other", model=ScriptedModel()))
+
+
+@pytest.mark.anyio
 async def test_a_projects_notes_are_in_the_prompt_as_untrusted_unless_they_are_not_wanted(root: Path) -> None:
+    """What anybody may have written is material, not orders."""
     (root / "AGENTS.md").write_text("Use tabs. " + "x" * 100_000)
     os.symlink("/etc/passwd", root / "CLAUDE.md")
     (root / ".cursorrules").write_text("Use spaces.")
@@ -216,7 +316,7 @@ async def test_a_projects_notes_are_in_the_prompt_as_untrusted_unless_they_are_n
                 Workspace.open(root) as workspace,
                 WorkspaceSession.open(workspace, model=model, notes=notes) as session,
             ):
-                await ran(session, "hello", f"m{notes}")
+                await say(session, "hello", f"m{notes}")
         system = model.requests[0].messages[0].content
         assert ("untrusted: take facts" in system, "Use tabs" in system, "Use spaces" in system) == (notes,) * 3
         assert "root:" not in system
@@ -224,76 +324,97 @@ async def test_a_projects_notes_are_in_the_prompt_as_untrusted_unless_they_are_n
         assert "edit_file" in system
 
 
-async def test_a_conversation_of_another_session_is_refused(root: Path) -> None:
-    async with opened(root) as session, Workspace.open(root, session="other") as other:
-        with pytest.raises(OptionsError):
-            WorkspaceSession(other, session.agent)
-
-
-async def test_tools_of_ones_own_take_the_place_of_the_workspaces(root: Path) -> None:
-    with ScriptedModel(Turn(text="hello")) as model:
-        async with (
-            Workspace.open(root) as workspace,
-            WorkspaceSession.open(workspace, model=model, options=SessionOptions(tools=ToolRegistry())) as session,
-        ):
-            await ran(session, "hello", "m1")
-    assert model.requests[0].tools == ()
-
-
-# Crashes
-
-_CRASHING = """
-import os, sys, anyio
-from workbench.agent import journal, stores
-from workbench.agent.workspace_session import WorkspaceSession
-from workbench.checkpoints import store
-from workbench.protocol.messages import CompletionRequest
-from workbench.testing import ScriptedModel, Turn
-from workbench.vfs import statefile
-from workbench.workspace import Workspace
-
-left = int(sys.argv[3])
-
-def dying(rename):
-    def renamed(*arguments, **options):
-        global left
-        left -= 1
-        if left < 0:
-            os._exit(137)
-        return rename(*arguments, **options)
-    return renamed
-
-async def main():
-    async with Workspace.open(sys.argv[1]) as workspace, WorkspaceSession.open(workspace, model=ScriptedModel()) as session:
-        os.rename, os.replace, os.link = dying(os.rename), dying(os.replace), dying(os.link)
-        await (session.rewind("m1") if sys.argv[2] == "rewind" else session.redo())
-
-anyio.run(main)
-"""
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_move_killed_at_any_rename_is_completed_by_the_next_open(
-    root: Path, tmp_path: Path, anyio_backend: str
+@pytest.mark.anyio
+async def test_the_persons_configuration_adds_to_the_prompt_and_decides_about_calls(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(root, *writes("1"), *writes("2")) as session:
-        await ran(session, "write 1", "m1")
-        await ran(session, "write 2", "m2")
-    states = {"rewind": ("0", []), "redo": ("2", ["write 1", "write 2"])}
-    for move, before in (("rewind", "redo"), ("redo", "rewind")):
-        for renames in range(60):
-            argv = [sys.executable, "-c", _CRASHING, str(root), move, str(renames)]
-            code = subprocess.run(argv, check=False).returncode
-            async with opened(root) as session:
-                found = (content(session), said(session))
-                assert found in (states[move], states[before]), (move, renames)
-                if found == states[before]:
-                    # It had not begun.
-                    assert code == 137
-                    continue
-                if code == 0:
-                    break
-                await (session.redo() if move == "rewind" else session.rewind("m1"))
-                assert (content(session), said(session)) == states[before], (move, renames)
-        else:
-            pytest.fail("it never came to its end")
+    """ "`[agent] system_prompt` of the user's config"; "rules in the user's config by tool and argument glob"."""
+    (tmp_path / "config.toml").write_text(
+        """[agent]
+        system_prompt = "Speak French."
+        [[agent.permissions]]
+        permission = "deny"
+        tool = "write_file"
+        arguments = { path = "secrets/*" }
+        """
+    )
+    monkeypatch.setenv("WORKBENCH_CONFIG", str(tmp_path))
+    calls = [Turn.call("write_file", {"path": path, "content": "x"}) for path in ("./secrets/a", "b")]
+    with ScriptedModel(Turn(tool_calls=calls), Turn(text="ok")) as model:
+        async with Workspace.open(root) as workspace, WorkspaceSession.open(workspace, model=model) as session:
+            await say(session, "x", "m1")
+            assert sorted(await files(session)) == ["a", "b"]
+    assert model.requests[0].messages[0].content.endswith("Speak French.")
+    assert "isn't allowed" in model.requests[1].messages[-2].content
+
+
+@pytest.mark.anyio
+async def test_what_somebody_else_completed_meanwhile_is_not_completed_again(root: Path) -> None:
+    """Two that open at once find one journal: the second finds it ended."""
+    async with opened(root, *writing("b", "1")) as session:
+        await say(session, "x", "m1")
+        await session.rewind("m1")
+        travels = Travels(session.workspace.directory, "default")
+        record = await travels.read()
+        (travel,) = record.undone
+        await travels.change(lambda now: now.model_copy(update={"under_way": travel, "undone": ()}))
+
+    async def complete() -> None:
+        # The lock is waited for a second only.
+        with contextlib.suppress(RewindError):
+            async with opened(root):
+                pass
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(complete)
+    async with opened(root) as session:
+        assert await travels.read() == record
+        await session.redo()
+        assert said(session) == ["x"]
+
+
+BEFORE = ({"a": "one\n", "b": "1", "c": "2"}, ["x", "y"])
+AFTER = ({"a": "one\n"}, [])
+
+
+@pytest.mark.parametrize("act", ["rewind", "redo"])
+def test_killed_at_any_moment_files_and_conversation_are_together_after_the_next_open(root: Path, act: str) -> None:
+    """ "rewind of files and conversation in one journal (kill -9 at every step, then the next open completes both)"."""
+    old, new = (BEFORE, AFTER) if act == "rewind" else (AFTER, BEFORE)
+
+    async def prepare() -> None:
+        async with opened(root, *writing("b", "1"), *writing("c", "2")) as session:
+            await say(session, "x", "m1")
+            await say(session, "y", "m2")
+            if act == "redo":
+                await session.rewind("m1")
+
+    async def travel() -> None:
+        async with opened(root) as session:
+            await (session.rewind("m1") if act == "rewind" else session.redo())
+
+    async def look() -> str:
+        async with opened(root) as session:
+            found = (await files(session), said(session))
+            assert found in (old, new)
+            record = await Travels(session.workspace.directory, "default").read()
+            assert record.under_way is None
+            if found == old:
+                return "old"
+            # It's taken back whole, and made again from where it was.
+            await (session.redo() if act == "rewind" else session.rewind("m1"))
+            assert (await files(session), said(session)) == old
+            return "new"
+
+    def killed(number: int) -> None:
+        with calls(kill_at(number)):
+            anyio.run(travel)
+
+    anyio.run(prepare)
+    seen: set[str] = set()
+    number = 0
+    while in_child(partial(killed, number)) != 0:
+        seen.add(anyio.run(look))
+        number += STRIDE
+    assert seen == {"old", "new"}

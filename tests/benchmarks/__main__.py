@@ -17,9 +17,13 @@ import anyio
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks.agent import PEERS as AGENT_PEERS
+from tests.benchmarks.agent import agent
 from tests.benchmarks.checkpoints import checkpoints
+from tests.benchmarks.peers import install_peers
 from tests.benchmarks.rows import REPEATS, Row
-from tests.benchmarks.vfs import install_peers, vfs
+from tests.benchmarks.vfs import PEERS as VFS_PEERS
+from tests.benchmarks.vfs import vfs
 from tests.conftest import git_in
 from workbench import Command, Workspace
 from workbench.sandbox import images
@@ -196,6 +200,13 @@ def travel() -> Iterator[Row]:
     return measured()
 
 
+def commits() -> Iterator[Row]:
+    """Landing what a session changed."""
+    from tests.benchmarks.commits import commits as measured
+
+    return measured()
+
+
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "warm": warm,
     "cold": cold,
@@ -204,20 +215,24 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "vfs": vfs,
     "checkpoints": checkpoints,
     "travel": travel,
+    "agent": agent,
+    "commits": commits,
 }
+PEERS = {"vfs": VFS_PEERS, "agent": AGENT_PEERS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Ratios, not times.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASUREMENTS))
-    parser.add_argument("--peers", action="store_true", help="install what the virtual filesystem is compared with")
+    parser.add_argument("--peers", action="store_true", help="install what is compared with")
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(MEASUREMENTS):
         parser.error(f"there is no {', '.join(sorted(unknown))}")
+    names = asked.names or list(MEASUREMENTS)
     if asked.peers:
-        install_peers()
+        install_peers([peer for name in names for peer in PEERS.get(name, ())])
     table = Table("WHAT", "MS", "AGAINST", "MS", "RATIO", box=None, pad_edge=False)
-    for name in asked.names or list(MEASUREMENTS):
+    for name in names:
         for row in MEASUREMENTS[name]():
             table.add_row(*row.cells)
     Console(width=160).print(table)

@@ -67,20 +67,20 @@ class Session:
     def __init__(self, workspace: Workspace, call: Callable[..., object]) -> None:
         self.workspace = workspace
         self.upper = Path(workspace.overlay_path) / "upper"
-        self._call = call
+        self.call = call
         self.checkpoint()
 
     def checkpoint(self) -> str:
         async def take() -> str:
             return (await self.workspace.checkpoint()).message_id
 
-        return str(self._call(take))
+        return str(self.call(take))
 
     def rewind(self, message: str) -> None:
         async def go() -> None:
             await self.workspace.rewind(message)
 
-        self._call(go)
+        self.call(go)
 
 
 @contextmanager
@@ -172,21 +172,44 @@ def _copying(ours: Session, many: Path) -> Iterator[Row]:
 
 def _size() -> Iterator[Row]:
     """What the store takes after many checkpoints, in kB where other rows have ms."""
-    with scratch(1500) as repository, session(repository) as ours:
-        compressed = 0
-        dice = random.Random(0)
+    with scratch(1500) as repository:
+        names = [f"d{number // 100}/f{number % 100}.py" for number in range(1500)]
+        yield _size_row(repository, names, "written anew", _written_anew)
+    with scratch(10) as repository:
+        # Real source, where git's deltas have something to find.
+        names = sorted(path.name for path in Path(os.__file__).parent.glob("*.py"))
+        for name in names:
+            shutil.copy(Path(os.__file__).with_name(name), repository)
+        yield _size_row(repository, names, "edited", _edited)
+
+
+def _size_row(repository: Path, names: list[str], what: str, written: Callable[[bytes, random.Random], bytes]) -> Row:
+    compressed = 0
+    dice = random.Random(0)
+    with session(repository) as ours:
         for _ in range(_STEPS):
-            for _ in range(5):
-                number = dice.randrange(1500)
-                place = ours.upper / f"d{number // 100}"
-                place.mkdir(exist_ok=True)
-                content = "".join(f"line {dice.randrange(10**9)} of {number}\n" for _ in range(60)).encode()
+            for name in dice.sample(names, 5):
+                here = ours.upper / name
+                here.parent.mkdir(exist_ok=True)
+                content = written((here if here.exists() else repository / name).read_bytes(), dice)
                 compressed += len(zlib.compress(content))
-                (place / f"f{number % 100}.py").write_bytes(content)
+                here.write_bytes(content)
             ours.checkpoint()
         upkeep.collect(ours.workspace.store)
         packs = Path(ours.workspace.store.pack_directory).glob("*.pack")
         taken = sum(pack.stat().st_size for pack in packs)
-    yield Row(
-        f"store after {_STEPS} checkpoints of 5 files (kB)", taken / 1e3, "the files, compressed (kB)", compressed / 1e3
-    )
+    what = f"store after {_STEPS} checkpoints of 5 files {what} (kB)"
+    return Row(what, taken / 1e3, "the files, compressed (kB)", compressed / 1e3)
+
+
+def _written_anew(_: bytes, dice: random.Random) -> bytes:
+    """Nothing of before, and hardly to be compressed: the worst that can be."""
+    return "".join(f"line {dice.randrange(10**9)}\n" for _ in range(60)).encode()
+
+
+def _edited(before: bytes, dice: random.Random) -> bytes:
+    """Three lines replaced by four."""
+    lines = before.splitlines(keepends=True)
+    at = dice.randrange(len(lines) + 1)
+    lines[at : at + 3] = [f"    value_{dice.randrange(10**6)} = {dice.randrange(10**6)}\n".encode() for _ in range(4)]
+    return b"".join(lines)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.benchmarks.peers import told
 from tests.benchmarks.rows import REPEATS, Row
-from tests.conftest import ROOT
 
 PEERS = ("sandfs", "agentfs-sdk", "deepagents", "pyfakefs", "just-bash")
-"""Distributions, each also the name of a subject; installed apart from each other by `install_peers`."""
+"""Distributions, each also the name of a subject."""
 
-_INSTALLED = ROOT / ".cache" / "peers"
 _PAIRS = {
     "disk": ("upper on disk", ("kernel", "fsspec local")),
     "memory": ("upper in memory", ("fsspec memory", *PEERS)),
@@ -36,16 +32,6 @@ class Size(NamedTuple):
 
 FULL = Size(1000, 1000, 1 << 30)
 TINY = Size(20, 2, 1 << 20)
-
-
-def install_peers() -> None:
-    """Install each peer's newest release into a directory of its own, unless it's there; one that can't be is said."""
-    for peer in PEERS:
-        target = _INSTALLED / peer
-        if not target.exists():
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), peer]
-            if subprocess.run(command, check=False).returncode != 0:
-                print(f"{peer} can't be installed", file=sys.stderr)
 
 
 def make_lower(path: Path, size: Size) -> None:
@@ -67,7 +53,7 @@ def make_lower(path: Path, size: Size) -> None:
 
 def rows(size: Size, rounds: int, peers: tuple[str, ...] = PEERS) -> Iterator[Row]:
     """Medians of so many rounds, in which the subjects take turns."""
-    told: dict[str, list[dict[str, float | str]]] = {}
+    answers: dict[str, list[dict[str, float | str]]] = {}
     others = {against for _, each in _PAIRS.values() for against in each if against in peers or against not in PEERS}
     subjects = sorted({*_PAIRS, *others})
     with tempfile.TemporaryDirectory() as directory:
@@ -75,13 +61,13 @@ def rows(size: Size, rounds: int, peers: tuple[str, ...] = PEERS) -> Iterator[Ro
         make_lower(lower, size)
         for _ in range(rounds):
             for subject in subjects:
-                told.setdefault(subject, []).append(_round(subject, lower, Path(directory)))
+                answers.setdefault(subject, []).append(_round(subject, lower, Path(directory)))
     for ours, (name, compared) in _PAIRS.items():
-        for what in told[ours][0]:
-            mine = _median(told[ours], what)
+        for what in answers[ours][0]:
+            mine = _median(answers[ours], what)
             assert isinstance(mine, float), (ours, what, mine)
             for against in filter(others.__contains__, compared):
-                theirs = _median(told[against], what)
+                theirs = _median(answers[against], what)
                 row = Row(f"{what}: {name}", mine, against, theirs if isinstance(theirs, float) else 0)
                 yield row if isinstance(theirs, float) else row._replace(note=theirs)
 
@@ -97,22 +83,11 @@ def _median(told: list[dict[str, float | str]], what: str) -> float | str:
 
 
 def _round(subject: str, lower: Path, directory: Path) -> dict[str, float | str]:
-    path = [str(ROOT)]
-    if subject in PEERS:
-        path.insert(0, str(_INSTALLED / subject))
-        if not os.path.exists(path[0]):
-            return {"": "it isn't installed: run with --peers"}
     apart = ["unshare", "--mount"] if subject == "kernel" else []
     if apart and os.geteuid() != 0:
         return {"": "mounting needs root"}
     with tempfile.TemporaryDirectory(dir=directory) as place:
-        command = [*apart, sys.executable, str(Path(__file__).with_name("subject.py")), subject, str(lower), place]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode != 0:
-        return {"": (done.stderr.strip().splitlines() or ["it failed"])[-1][:80]}
-    found: dict[str, float | str] = json.loads(done.stdout)
-    return found
+        return told("subject.py", subject, str(lower), place, peer=subject if subject in PEERS else "", apart=apart)
 
 
 def vfs() -> Iterator[Row]:

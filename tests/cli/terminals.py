@@ -11,10 +11,14 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import typer
 
 _SECONDS = 30.0
 INTERRUPT, SUSPEND, END_OF_FILE = b"\x03", b"\x1a", b"\x04"
@@ -73,6 +77,48 @@ class Terminal:
             if fd >= 0:
                 os.close(fd)
         self._master = self._slave = -1
+
+
+def talk(commands: Sequence[Sequence[str]], answers: Sequence[bytes], asks: bytes) -> tuple[list[int], str]:
+    """Run `workbench` commands at one terminal in this process, which saves their start; what they ended with, and showed.
+
+    Somebody in another thread types an answer each time that what was shown since matches `asks`; after the last one the
+    input ends where it's still asked for.
+    """
+    from workbench.cli.app import app  # heavy, and not needed by other tests of terminals
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
+    screen, seen, waiting = b"", 0, [*answers]
+
+    def person() -> None:
+        nonlocal screen, seen
+        # The terminal's other end is closed when the command has ended.
+        with contextlib.suppress(OSError):
+            while data := os.read(master, 65536):
+                screen += data
+                while found := re.search(asks, screen[seen:]):
+                    seen += found.end()
+                    os.write(master, waiting.pop(0) + b"\n" if waiting else END_OF_FILE)
+
+    before, codes = (sys.stdin, sys.stdout, sys.stderr), []
+    thread = threading.Thread(target=person)
+    thread.start()
+    try:
+        with open(slave, closefd=False) as sys.stdin, open(slave, "w", buffering=1, closefd=False) as sys.stdout:
+            sys.stderr = sys.stdout
+            for arguments in commands:
+                try:
+                    codes.append(app(list(arguments), standalone_mode=False) or 0)
+                except typer.Exit as ended:
+                    codes.append(ended.exit_code)
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+        os.close(slave)
+        thread.join()
+        os.close(master)
+    assert not waiting, f"not asked for {waiting!r}; shown: {screen!r}"
+    return codes, screen.decode().replace("\r\n", "\n")
 
 
 @contextlib.contextmanager

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.bench import Bench
-from tests.cli.terminals import INTERRUPT, Terminal, terminal
+from tests.cli.terminals import INTERRUPT, Terminal, talk, terminal
 from tests.conftest import ROOT
+from workbench.cli.report import review_report
+from workbench.protocol.reports import ReviewReport
 from workbench.review.comments import as_text
 from workbench.workspace import Workspace
 
 LINES = [f"line {number}\n" for number in range(30)]
-_ASKS = rb"\?\]\?|\[y,n\]\?|know\?"
+_ASKS = rb"\?\]\?|\[y,n\]\?|know\?|\[y/N\]:"
 
 
 class Desk:
@@ -58,12 +60,17 @@ class Desk:
 
     def answer(self, *answers: str, arguments: tuple[str, ...] = ()) -> str:
         """Answer question by question; all that was shown."""
-        with self.review(*arguments) as shown:
-            for answer in answers:
-                shown.expect(_ASKS)
-                shown.type(answer.encode() + b"\n")
-            assert shown.wait() == 0, shown.screen
-            return shown.screen.decode().replace("\r\n", "\n")
+        codes, shown = self.talk(("review", *arguments), answers=answers)
+        assert codes == [0], shown
+        return shown
+
+    def talk(self, *commands: tuple[str, ...], answers: Sequence[str]) -> tuple[list[int], str]:
+        """Run commands at one terminal."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            full = [[name, "-w", str(self.root), *arguments] for name, *arguments in commands]
+            return talk(full, [answer.encode() for answer in answers], _ASKS)
 
     def land(self) -> set[str]:
         """Land what was accepted; the paths that landed."""
@@ -81,6 +88,11 @@ class Desk:
             return workspace.reviewing.accepted() is not None
 
         return self.bench.do(look)
+
+
+async def _report(workspace: Workspace) -> ReviewReport:
+    review = await workspace.review()
+    return review_report(workspace, review, workspace.reviewing.keep(review))
 
 
 @pytest.fixture
@@ -132,6 +144,10 @@ def test_an_edited_hunk_lands_as_it_was_edited_and_the_agents_stays_in_the_overl
     desk.environment["EDITOR"] = "sed -i -e s/ONE/EINS/"
     answers = ["s", "e", "y", "n"] if split else ["e", "n"]
     shown = desk.answer("g long.txt", *answers, "q")
+    told = desk.bench.do(_report)
+    (change,) = (change for change in told.changes if change.path == "long.txt")
+    hunks = [part for hunk in change.hunks for part in (hunk, *hunk.parts)]
+    assert [line for hunk in hunks for line in hunk.edited or () if "EINS" in line] == ["+LINE EINS\n"]
     assert desk.land() == {"long.txt"}
     assert (desk.root / "long.txt").read_text() == text(line1="LINE EINS\n", line4="LINE FOUR\n"), shown
     assert b"LINE ONE" in desk.read(b"long.txt")
@@ -283,6 +299,17 @@ def test_nothing_of_an_agents_reaches_the_terminal_raw(desk: Desk) -> None:
         shown = desk.answer("/hidden", "q", arguments=look)
         assert "hidden" in shown
         assert not {"\x1b", "\u202e", "\x07"}.intersection(shown), look
+
+
+def test_a_commit_on_the_same_terminal_lands_what_was_accepted_and_never_what_was_shown_before(desk: Desk) -> None:
+    codes, shown = desk.talk(("diff",), ("review",), ("commit",), answers=["g new/file", "y", "q"])
+    assert codes == [0, 0, 0]
+    assert "1 change landed" in shown
+    assert sorted(path.name for path in desk.root.iterdir()) == ["doomed", "long.txt", "new", "uv.lock"]
+    codes, shown = desk.talk(("diff",), ("review",), ("commit",), answers=["R .", "n"])
+    assert codes == [0, 0, 1]
+    assert "Commit 5 changes to the real workspace?" in shown
+    assert sorted(path.name for path in desk.root.iterdir()) == ["doomed", "long.txt", "new", "uv.lock"]
 
 
 def test_without_a_terminal_nothing_is_asked(desk: Desk) -> None:

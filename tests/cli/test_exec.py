@@ -122,6 +122,15 @@ def test_a_session_that_began_with_docker_never_changes_its_backend_silently(fre
     assert b"[engine_unavailable]" in said.stderr
 
 
+def test_an_image_that_the_project_names_is_offered_once_and_not_used(fresh_prompt: Prompt) -> None:
+    settings = fresh_prompt.workspace / ".devcontainer" / "devcontainer.json"
+    settings.parent.mkdir()
+    settings.write_text('{"image": "example.invalid/dev:1"}')
+    assert b"--image example.invalid/dev:1" in fresh_prompt.run("true").stderr
+    fresh_prompt("stop")
+    assert b"example.invalid" not in fresh_prompt.run("true").stderr
+
+
 @pytest.mark.parametrize("image", ["an impossible name", "workbench.invalid/none:1"])
 def test_an_image_that_cant_be_had_exits_with_125(fresh_prompt: Prompt, image: str) -> None:
     told = report(fresh_prompt("exec", "--json", "--image", image, "--", "true", code=125))

@@ -22,7 +22,7 @@ from tests.sandbox.users import ordinary_user
 from tests.trees import make_tree, snapshot
 from tests.waiting import wait_until
 from workbench.checkpoints.store import CheckpointStore
-from workbench.protocol.reports import PruneReport
+from workbench.protocol.reports import PruneReport, PurgeReport
 from workbench.pruning import prunable, prune
 from workbench.state import StateDirectory
 from workbench.vfs.session import OverlayDirectory
@@ -330,3 +330,33 @@ assert not [name for name in os.listdir(state) if name.startswith(".removed-")]
 def test_an_ordinary_user_prunes_what_the_engine_made_as_root(engine: None) -> None:
     with ordinary_user("docker") as user:
         user.run(AS_USER)
+
+
+def test_a_purged_secret_leaves_every_session_and_nothing_else_goes(state: Path, root: Path) -> None:
+    overlays = [use(root, session, ("keys/token", "keys/public")) for session in ("one", "two")]
+    (store,) = state.glob("workspaces/*/checkpoints.git")
+
+    def holding(content: bytes) -> list[bool]:
+        with CheckpointStore(store) as opened:
+            manifests = [opened.list(session)[0].manifest for session in ("one", "two")]
+            blobs = [[entry.blob for entry in manifest.entries.values() if entry.blob] for manifest in manifests]
+            return [any(opened.read(blob) == content for blob in each) for each in blobs]
+
+    assert holding(b"content of keys/token") == [True, True]
+    done = workbench("prune", "--purge", "keys/token", "--purge", "never", "-w", str(root), "--json")
+    report = PurgeReport.model_validate_json(done.stdout)
+    assert [(each.path, each.checkpoints) for each in report.purged] == [("keys/token", 2), ("never", 0)]
+    assert holding(b"content of keys/token") == [False, False]
+    assert holding(b"content of keys/public") == [True, True]
+    assert all((overlay / "upper/keys/token").exists() for overlay in overlays)
+    assert b"0 checkpoints held keys/token" in workbench("prune", "--purge", "keys/token", "-w", str(root)).stderr
+    assert listed().keys() >= {"one", "two"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--purge", "a", "--older-than", "1d"), ("--purge", "a", "--all"), ("--purge", "a", "--dry-run")]
+)
+def test_a_prune_says_what_it_is_to_remove(state: Path, root: Path, arguments: tuple[str, ...]) -> None:
+    use(root)
+    workbench("prune", "-w", str(root), *arguments, code=2)
+    assert listed().keys() == {"default"}

@@ -214,6 +214,10 @@ def test_what_was_accepted_can_become_a_branch_and_the_overlay_keeps_it(changed:
         path for path in snapshot(changed.workspace) if path.startswith(b".git/")
     }
     assert Bench(changed.workspace).told() == view
+    kept = ("--git", "other", "--keep-history", "--allow-risky")
+    assert b"[not_landable]" in changed("commit", "--accepted", *kept, code=4).stderr
+    assert b"[history_unavailable]" in changed("commit", "--digest", changed.digest(), *kept, code=1).stderr
+    changed("commit", "--accepted", "--keep-history", code=2)
     assert b"[branch_exists]" in changed("commit", "--accepted", "--git", "agent", code=1).stderr
     assert b"[risky_paths]" in changed("commit", "--digest", changed.digest(), "--git", "other", code=4).stderr
 

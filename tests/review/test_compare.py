@@ -183,6 +183,17 @@ def test_a_touched_file_keeps_the_setuid_bit_that_the_lower_has(layers) -> None:
     assert layers.left() == {}
 
 
+def test_a_setgid_bit_that_a_new_directory_gets_from_the_real_one_above_stays_behind_nowhere(layers) -> None:
+    layers.mkdir("lower", b"team", 0o2775)
+    layers.mkdir("upper", b"team", 0o2775)
+    layers.mkdir("upper", b"team/d", 0o2755)
+    layers.mkdir("upper", b"team/d/e", 0o2755)
+    layers.mkdir("upper", b"team/u", 0o6755)
+    layers.write("upper", b"team/f", b"1", 0o2755)
+    dropping = {path: layers.change(path).drops_setid for path in (b"team/d", b"team/d/e", b"team/u", b"team/f")}
+    assert dropping == {b"team/d": False, b"team/d/e": False, b"team/u": True, b"team/f": True}
+
+
 def test_a_setgid_directory_of_the_lower_stays_one(layers) -> None:
     layers.mkdir("lower", b"team", 0o2770)
     layers.mkdir("upper", b"team", 0o2775)

@@ -27,7 +27,7 @@ def test_names_are_completed_and_nothing_means_the_default() -> None:
 def test_only_our_own_images_are_built_and_removed() -> None:
     with pytest.raises(OptionsError) as caught:
         images.build("debian", print)
-    assert "base, python" in str(caught.value.hint)
+    assert "base, python, node" in str(caught.value.hint)
     with pytest.raises(OptionsError):
         images.remove("workbench/other")
 
@@ -83,6 +83,23 @@ def test_recipes_name_packages_once_and_no_registry() -> None:
         assert packages == sorted(set(packages))
         assert "packages" in (recipe / "Dockerfile").read_text()
     assert (images.recipes() / "base" / "Dockerfile").read_text().count("FROM debian:bookworm-slim") == 1
+
+
+@pytest.mark.parametrize("name", ["node", "claude"])
+def test_what_is_built_over_another_image_is_of_another_recipe_when_that_one_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = images._recipe_hash(name)
+    assert before != images._recipe_hash("python")
+    shutil.copytree(images.recipes(), tmp_path / "recipes")
+    with (tmp_path / "recipes" / "node" / "requirements.txt").open("a") as file:
+        file.write("another\n")
+    monkeypatch.setattr(images, "recipes", lambda: tmp_path / "recipes")
+    images._recipe_hash.cache_clear()
+    try:
+        assert images._recipe_hash(name) != before
+    finally:
+        images._recipe_hash.cache_clear()
 
 
 def _engine_helper(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -151,5 +168,9 @@ def test_a_link_that_leaves_the_project_offers_nothing(project: Path, tmp_path_f
     outside = tmp_path_factory.mktemp("outside") / "devcontainer.json"
     outside.write_text('{"image": "example/secret"}')
     (project / ".devcontainer" / "devcontainer.json").symlink_to(outside)
-    with pytest.raises(OSError, match="symbolic links"):
-        _offered(project, None)
+    assert _offered(project, None) is None
+
+
+def test_a_pipe_in_place_of_the_file_offers_nothing(project: Path) -> None:
+    os.mkfifo(project / ".devcontainer" / "devcontainer.json")
+    assert _offered(project, None) is None

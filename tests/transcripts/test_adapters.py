@@ -56,7 +56,7 @@ def test_one_session_is_told_alike_by_every_agent_s_records(agent: str, tmp_path
 
     head, transcript = anyio.run(read)
     summary = fold(transcript)
-    assert head.first_prompt == ASKED
+    assert head.first_prompt == (None if agent == "zed" else ASKED)  # what a thread asks is compressed
     assert [event.text for event in transcript.events if event.kind == "prompt"] == [ASKED]
     assert [event.text for event in transcript.events if event.kind == "reply"] == [ANSWERED]
     assert summary.skipped == 0
@@ -69,4 +69,5 @@ def test_one_session_is_told_alike_by_every_agent_s_records(agent: str, tmp_path
         assert [path.rpartition("/")[2] for path in summary.edited] == ["a.py"]
         assert summary.failed_calls == 0
     if transcript.cwd is not None:
-        assert (head.cwd, transcript.cwd) == (WHERE, WHERE)
+        where = str(tmp_path) if agent in ("aider", "crush") else WHERE  # their files lie where they worked
+        assert (head.cwd, transcript.cwd) == (where, where)

@@ -252,7 +252,7 @@ def test_sessions_are_read_through_whatever_filesystem_holds_them(agent: str, tm
         roots = adapter.roots(AgentHome((home,)))
         found = [x for root in roots async for x in adapter.discover(platform, root)]  # type: ignore[arg-type]
         loaded = [await adapter.load(platform, x.ref) for x in found if is_session_head(x)]  # type: ignore[arg-type]
-        return found, [x.events[0].text if isinstance(x, Transcript) else x for x in loaded]
+        return found, [[e.text for e in x.events] if isinstance(x, Transcript) else x for x in loaded]
 
     remote, texts = anyio.run(read, FsspecPlatform(memory), "/home")
     local, expected = anyio.run(read, LocalPlatform(), str(tmp_path))

@@ -86,6 +86,7 @@ class Execution:
         channel: EventChannel,
         finished: Callable[[Run], None],
         updated: Callable[[], None],
+        before: Run | None,
     ) -> None:
         self._run = run
         self._intake = intake
@@ -97,6 +98,7 @@ class Execution:
         self._channel = channel
         self._finished = finished
         self._updated = updated
+        self._before = before
         self._spending = Spending(options.budget, state.usage)
         # The run's own messages: what it began with, then what came of it.
         self._messages: list[ChatMessage] = []
@@ -132,6 +134,9 @@ class Execution:
             try:
                 if self._intake.veto is not None:
                     raise self._intake.veto
+                if self._before is not None:
+                    # Tasks begin in any order, but runs of one object take turns in the order of their calls.
+                    await self._before.wait_finished()
                 async with self._locker.lock(self._state.id):
                     held = True
                     scope.deadline = math.inf
@@ -227,17 +232,18 @@ class Execution:
     async def _store(self, end: LoopEnd | None, ending: _Ending | None) -> _Ending:
         """Store what a run came to: of one that failed or was cancelled, its usage only."""
         messages = tuple(self._messages) if end is not None and self._intake.message is not None else ()
+        used = self._spending.usage
         try:
-            if isinstance(self._history, RewindableHistory):
-                detail = await self._history.change(self._state.id, lambda before: self._after(before, messages))
-                self._state.usage, self._state.messages = detail.usage, detail.messages
-            else:
+            if not isinstance(self._history, RewindableHistory):
                 if messages:
                     await self._history.append(self._state.id, *messages)
-                self._state.usage += self._spending.usage
+                self._state.usage += used
                 self._state.messages += messages
+            elif messages or not used.is_empty:
+                detail = await self._history.change(self._state.id, lambda before: self._after(before, messages))
+                self._state.usage, self._state.messages = detail.usage, detail.messages
         except Exception as error:
-            self._state.usage += self._spending.usage
+            self._state.usage += used
             if ending is None:
                 return self._failure(error, "history_failed", None)
             self._options.logger.exception("the usage of session %s can't be stored", self._state.id)

@@ -166,7 +166,7 @@ class Loop:
         conversation = self._conversation()
         if self._options.compact:
             conversation = await self._compactor.view(conversation, self._overhead)
-        messages = repaired(conversation, self._model)
+        messages = repaired(conversation)
         if self._system is not None:
             messages = (self._system, *messages)
         if self._options.prompt_caching:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -31,6 +31,9 @@ from workbench.protocol.sessions import (
 )
 
 T = TypeVar("T")
+_LOADING = 16
+"""Sessions that are loaded at one time."""
+
 SessionGuard = Callable[[SessionGuardContext], None]
 """Vetoes a new session or a run by raising SessionGuardError; whatever else it raises is a veto, too."""
 
@@ -72,9 +75,8 @@ class SessionManager:
         self._guards: dict[int, SessionGuard] = {}
         self._listeners: dict[int, Callable[[SessionEvent], None]] = {}
         self._next = 0
-        self._writer = (
-            EventWriter(self._store.event_log, self._logger) if isinstance(self._store, LoggedStore) else None
-        )
+        self._log = self._store.event_log if isinstance(self._store, LoggedStore) else None
+        self._writer = None if self._log is None else EventWriter(self._log, self._logger)
         self._initializing = anyio.Lock()
         self._initialized = False
         self._closed = False
@@ -86,37 +88,30 @@ class SessionManager:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        with anyio.CancelScope(shield=True):
+            await self.close()
 
     async def initialize(self) -> None:
         """Load the store's sessions, once; one that can't be loaded is logged. Raises StoreError, SessionClosedError."""
         async with self._initializing:
+            self._refuse_closed()
             if self._initialized:
                 return
-            for summary in await self._store.list():
-                try:
-                    detail = await self._store.load(summary.id)
-                    seq = (
-                        await self._store.event_log.last_seq(summary.id) if isinstance(self._store, LoggedStore) else 0
-                    )
-                except StoreError as error:
-                    self._logger.warning("Session %r can't be loaded: %s", summary.id, error.message)
-                    continue
-                self._refuse_closed()
-                if detail is not None:
-                    self._members[detail.id] = member = _Member(detail.tenant_id, seq)
-                    self._bring(member, detail)
+            waiting = iter(await self._store.list())
+            async with anyio.create_task_group() as tasks:
+                for _ in range(_LOADING):
+                    tasks.start_soon(self._load, waiting)
+            self._refuse_closed()
             self._initialized = True
 
     async def close(self) -> None:
         """Cancel all runs, wait for them, and drop the sessions in memory; nothing stored is deleted. Any task may call it."""
         self._closed = True
-        with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as tasks:
-                for session in self._all():
-                    tasks.start_soon(session.close)
-            if self._writer is not None:
-                await self._writer.flush()
+        async with anyio.create_task_group() as tasks:
+            for session in self._all():
+                tasks.start_soon(session.close)
+        if self._writer is not None:
+            await self._writer.flush()
         self._members.clear()
 
     def subscribe(self, listener: Callable[[SessionEvent], None]) -> Disposer:
@@ -145,7 +140,6 @@ class SessionManager:
         """
         request = request or CreateSessionRequest()
         await self.initialize()
-        self._refuse_closed()
         id = request.id or new_id("session")
         if id in self._members:
             raise _exists(id)
@@ -170,6 +164,7 @@ class SessionManager:
                 messages=(),
                 pending=(),
             )
+            session = self._session(member, detail)
             with anyio.CancelScope(shield=True):
                 if not await self._history.create(detail):
                     raise _exists(id)
@@ -177,7 +172,7 @@ class SessionManager:
         except BaseException:
             self._members.pop(id, None)
             raise
-        session = self._bring(member, detail)
+        member.session = session
         session.publish(SessionCreated(session=session.summary()))
         return session
 
@@ -208,32 +203,45 @@ class SessionManager:
     async def delete(self, id: str) -> None:
         """Cancel a session's runs, remove it from the store, and emit `session.deleted`.
 
-        Raises SessionNotFoundError, StoreError, with the session as it was but for its runs.
+        Raises SessionNotFoundError, StoreError; then, and where it's cancelled, the session stays as it was but for its runs.
         """
         session = self.get(id)
         member = self._members[id]
         member.session = None
-        with anyio.CancelScope(shield=True):
+        try:
             await session.close()
             if self._writer is not None:
                 await self._writer.flush()
-            try:
+            with anyio.CancelScope(shield=True):
                 await self._history.delete(id)
-            except StoreError:
-                self._bring(member, session.detail())
-                raise
+        except BaseException:
+            member.session = self._session(member, session.detail())
+            raise
         session.publish(SessionDeleted())
         self._members.pop(id, None)
         if isinstance(self._locker, LocalLocker | FileLocker):
             self._locker.forget(id)
 
+    async def _load(self, waiting: Iterator[SessionSummary]) -> None:
+        """Have those sessions in memory that nobody else takes from the iterator."""
+        for summary in waiting:
+            try:
+                detail = await self._store.load(summary.id)
+                seq = 0 if self._log is None else await self._log.last_seq(summary.id)
+            except StoreError as error:
+                self._logger.warning("Session %r can't be loaded: %s", summary.id, error.message)
+                continue
+            if detail is not None and not self._closed:
+                self._members[detail.id] = member = _Member(detail.tenant_id, seq)
+                member.session = self._session(member, detail)
+
     def _all(self) -> tuple[AgentSession, ...]:
         return tuple(member.session for member in self._members.values() if member.session is not None)
 
-    def _bring(self, member: _Member, detail: SessionDetail) -> AgentSession:
-        """Have a stored session in memory."""
+    def _session(self, member: _Member, detail: SessionDetail) -> AgentSession:
+        """A stored session to be had in memory."""
         prompt = self._system_prompt(detail.workspace) if detail.system_prompt is None else detail.system_prompt
-        member.session = AgentSession(
+        session = AgentSession(
             id=detail.id,
             history=self._history,
             locker=self._locker,
@@ -245,8 +253,8 @@ class SessionManager:
             guard=lambda: self._ask_guards("run", detail.id, member.tenant_id),
             seq=member.seq,
         )
-        member.session.subscribe(lambda event: self._deliver(member, event))
-        return member.session
+        session.subscribe(lambda event: self._deliver(member, event))
+        return session
 
     def _ask_guards(self, action: Literal["create", "run"], id: str, tenant_id: str | None) -> None:
         if self._guards:

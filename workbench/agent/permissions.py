@@ -16,12 +16,12 @@ import posixpath
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 import anyio
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from workbench.errors import ApprovalError, OptionsError
+from workbench.errors import ApprovalError
 from workbench.protocol.messages import ToolCall
 from workbench.protocol.sessions import ApprovalRequest
 from workbench.tools.base import Tool, ToolSession
@@ -52,8 +52,8 @@ class PermissionRule(BaseModel):
     def fits(self, call: ToolCall) -> bool:
         """Whether the rule is about this call.
 
-        A rule that allows isn't about an argument with `.`, `..` or empty parts, which may be a path that leaves what the
-        glob means; any other rule is also about the path that such an argument stands for.
+        A rule that allows isn't about an argument with `.` or `..` among its parts, which may be a path that leaves what
+        the glob means; any other rule is also about the path that such an argument stands for.
         """
         if not fnmatchcase(call.name, self.tool):
             return False
@@ -63,10 +63,9 @@ class PermissionRule(BaseModel):
         if value is None:
             return False
         text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-        normal = posixpath.normpath(text) if text else text
         if self.permission == "auto":
-            return text == normal and fnmatchcase(text, glob)
-        return fnmatchcase(text, glob) or fnmatchcase(normal, glob)
+            return fnmatchcase(text, glob) and not {".", ".."} & set(text.split("/"))
+        return fnmatchcase(text, glob) or fnmatchcase(posixpath.normpath(text), glob)
 
 
 class PermissionRules:
@@ -78,18 +77,6 @@ class PermissionRules:
     def __init__(self, rules: Iterable[PermissionRule] = ()) -> None:
         self._rules = tuple(rules)
         self._allowed: dict[str, list[PermissionRule]] = {}
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> PermissionRules:
-        """Those of a configuration's `[agent]` table. Raises OptionsError where one makes no sense."""
-        try:
-            return cls(TypeAdapter(tuple[PermissionRule, ...]).validate_python(config.get("permissions", ())))
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise OptionsError(
-                f"The permissions in your configuration make no sense: {place}: {first['msg']}."
-            ) from None
 
     def allow_for_session(self, session_id: str, tool: str, arguments: Mapping[str, str] | None = None) -> None:
         """Let calls of this tool, with arguments that the globs fit, run unasked in this session."""

@@ -7,25 +7,19 @@ message, an id that is there twice.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from workbench.agent.capping import EMPTY
 from workbench.agent.prompt import tool_message
-from workbench.protocol.messages import ChatMessage, ModelInfo, ToolCall
+from workbench.protocol.messages import ChatMessage, ToolCall
 
 INTERRUPTED = "The call was interrupted; whether it took effect is unknown."
-# Longer arguments poison every later request at some providers.
-_ARGUMENT_CHARACTERS = 1_000_000
-_SHOWN_CHARACTERS = 2_000
 
 
-def repaired(messages: Sequence[ChatMessage], model: ModelInfo) -> tuple[ChatMessage, ...]:
+def repaired(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
     """The messages with each call followed by its result, in order; those that need nothing are returned as they are.
 
     A missing result is said to be interrupted; results without a call, second results and messages without content go.
-    Arguments that can't be parsed or are too long become an object that says so. The opaque state of another provider or
-    model is dropped.
     """
     result: list[ChatMessage] = []
     used: set[str] = set()
@@ -43,20 +37,18 @@ def repaired(messages: Sequence[ChatMessage], model: ModelInfo) -> tuple[ChatMes
         while index < len(messages) and messages[index].role == "tool":
             answers.setdefault(messages[index].tool_call_id, messages[index])
             index += 1
-        result.extend(_step(message, answers, model, used))
+        result.extend(_step(message, answers, used))
     return tuple(result)
 
 
-def _step(
-    message: ChatMessage, answers: dict[str | None, ChatMessage], model: ModelInfo, used: set[str]
-) -> list[ChatMessage]:
+def _step(message: ChatMessage, answers: dict[str | None, ChatMessage], used: set[str]) -> list[ChatMessage]:
     """A reply and the results of its calls; nothing of a reply without content."""
     if not (message.content.strip() or message.images or message.tool_calls):
         return []
     calls, results = [], []
     for call in message.tool_calls:
         answer = answers.get(call.id) or tool_message(call, INTERRUPTED, is_error=True)
-        shaped = _unique(_sendable(call), used)
+        shaped = _unique(call, used)
         calls.append(shaped)
         update: dict[str, object] = {}
         if answer.tool_call_id != shaped.id:
@@ -67,20 +59,9 @@ def _step(
     update = {}
     if any(shaped is not call for shaped, call in zip(calls, message.tool_calls, strict=True)):
         update["tool_calls"] = tuple(calls)
-    state = message.provider_state
-    if state is not None and (state.provider, state.model) != (model.provider, model.id):
-        update["provider_state"] = None
     if message.content and not message.content.strip():
         update["content"] = ""
     return [message.model_copy(update=update) if update else message, *results]
-
-
-def _sendable(call: ToolCall) -> ToolCall:
-    if call.arguments is not None and len(call.raw_arguments) <= _ARGUMENT_CHARACTERS:
-        return call
-    what = "unparsable_arguments" if call.arguments is None else "truncated_arguments"
-    arguments = {what: call.raw_arguments[:_SHOWN_CHARACTERS]}
-    return call.model_copy(update={"arguments": arguments, "raw_arguments": json.dumps(arguments)})
 
 
 def _unique(call: ToolCall, used: set[str]) -> ToolCall:

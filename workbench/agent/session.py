@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+from anyio.lowlevel import current_token
 from pydantic import TypeAdapter, ValidationError
 
 from workbench.agent.channel import EventChannel, Listener
@@ -18,8 +19,8 @@ from workbench.agent.prompt import create_message, new_id
 from workbench.agent.run import Run, RunStream
 from workbench.agent.state import SessionState
 from workbench.agent.tasks import spawn
+from workbench.agent.transcript import Change, First, before_message, changed
 from workbench.errors import (
-    HistoryNotRewindableError,
     MessageExistsError,
     ModelNotFoundError,
     OptionsError,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from workbench.agent.models import ModelRegistry
 
 _DEFAULT_OPTIONS = SessionOptions()
-_LOCK_SECONDS = 1.0
 _session_id: TypeAdapter[str] = TypeAdapter(SessionId)
 
 
@@ -185,11 +185,8 @@ class AgentSession:
 
     async def reset(self) -> None:
         """Empty the transcript. Raises SessionBusyError, HistoryNotRewindableError, StoreError."""
-        if self._busy():
-            raise _busy("reset")
-        first = self._state.messages[0].id if self._state.messages else ""
         try:
-            await self._take_back(first, lambda messages: 0)
+            await self.change_transcript("", lambda messages: ())
         except RewindError as error:
             raise SessionBusyError(error.message, hint=error.hint) from None
 
@@ -199,42 +196,37 @@ class AgentSession:
         Raises RewindError (`message_not_found`, `invalid_rewind_target`, `session_busy`), HistoryNotRewindableError,
         StoreError.
         """
-        if self._busy():
-            raise RewindError("A run is in progress.", code="session_busy", hint="Cancel it, or wait for its end.")
+        return await self.change_transcript(message_id, lambda messages: before_message(messages, message_id))
 
-        def target(messages: Sequence[ChatMessage]) -> int:
-            for index, message in enumerate(messages):
-                if message.id == message_id:
-                    if message.role != "user":
-                        raise RewindError(
-                            "Only a message of the user's can be taken back.", code="invalid_rewind_target"
-                        )
-                    return index
-            raise RewindError(f"The session has no message {message_id}.", code="message_not_found")
+    async def change_transcript(
+        self,
+        message_id: str,
+        change: Change,
+        *,
+        first: First | None = None,
+    ) -> Rewound:
+        """Put what `change` makes of the messages in their place, persist, emit `session.rewound` to `message_id`.
 
-        return await self._take_back(message_id, target)
-
-    async def bring_back(self, messages: Sequence[ChatMessage]) -> None:
-        """Put messages that a rewind removed at the end again, persist, emit.
-
-        Raises RewindError (`session_busy`), HistoryNotRewindableError, StoreError.
+        No run goes on meanwhile, here or anywhere. What must happen before, such as bringing files back, is `first`: it's
+        awaited with the messages as they are and as they will be, and what it raises leaves the transcript alone. Where
+        nothing changes nothing is emitted. Raises RewindError (`session_busy`), HistoryNotRewindableError, StoreError, and
+        what `change` raises.
         """
-        history = self._history
-        if not isinstance(history, RewindableHistory):
-            raise HistoryNotRewindableError("The history of this session is append-only.")
         if self._busy():
             raise RewindError("A run is in progress.", code="session_busy", hint="Cancel it, or wait for its end.")
-
-        def longer(detail: SessionDetail) -> SessionDetail:
-            return detail.model_copy(update={"messages": detail.messages + tuple(messages), "updated_at": now()})
-
         self._changing = True
         try:
-            detail = await self._under_lock(lambda: history.change(self.id, longer))
+            before, after = await changed(self.id, self._history, self._locker, change, first)
         finally:
             self._changing = False
-        self._state.messages, self._state.updated_at = detail.messages, detail.updated_at
-        self._updated()
+        self._state.messages = after
+        rewound = Rewound(removed=max(0, len(before) - len(after)), messages=after)
+        if after != before:
+            self.touch()
+            surviving = rewound.model_copy(deep=True).messages
+            self._channel.publish(SessionRewound(message_id=message_id, removed=rewound.removed, messages=surviving))
+            self._updated()
+        return rewound
 
     def cancel(self) -> bool:
         """Cancel every run of this object; False where there is none."""
@@ -246,6 +238,8 @@ class AgentSession:
 
         Raises SessionBusyError (it never waits), SessionGuardError, MessageExistsError, SessionClosedError, OptionsError.
         """
+        # Without an event loop nothing may be announced.
+        current_token()
         if self._closed:
             raise _closed()
         if self._busy():
@@ -291,6 +285,11 @@ class AgentSession:
         return self._stream(
             Intake(messages=tuple(message.model_copy(deep=True) for message in messages), veto=veto), None
         )
+
+    async def wait_idle(self) -> None:
+        """Wait until no run of this object goes on."""
+        while self._runs:
+            await self._runs[-1].wait_finished()
 
     async def close(self) -> None:
         """Cancel its runs, and wait for them and for the threads of tools that were given up. From any task; once is enough."""
@@ -396,6 +395,7 @@ class AgentSession:
         return run
 
     def _execution(self, run: Run, intake: Intake) -> Execution:
+        before = self._runs[-1] if self._runs else None
         self._runs.append(run)
         return Execution(
             run,
@@ -408,6 +408,7 @@ class AgentSession:
             channel=self._channel,
             finished=self._runs.remove,
             updated=self._updated,
+            before=before,
         )
 
     def _updated(self) -> None:
@@ -421,44 +422,6 @@ class AgentSession:
         for name, value in values.items():
             setattr(self._state, name, value)
         self._updated()
-
-    async def _take_back(self, message_id: str, target: Callable[[Sequence[ChatMessage]], int]) -> Rewound:
-        """Remove the messages from the index on that `target` finds, in the history and here."""
-        history = self._history
-        if not isinstance(history, RewindableHistory):
-            raise HistoryNotRewindableError("The history of this session is append-only.")
-        before = 0
-
-        def cut(detail: SessionDetail) -> SessionDetail:
-            nonlocal before
-            before = len(detail.messages)
-            kept = detail.messages[: target(detail.messages)]
-            return detail.model_copy(update={"messages": kept, "message_count": len(kept), "updated_at": now()})
-
-        self._changing = True
-        try:
-            detail = await self._under_lock(lambda: history.change(self.id, cut))
-        finally:
-            self._changing = False
-        self._state.messages, self._state.updated_at = detail.messages, detail.updated_at
-        rewound = Rewound(removed=before - len(detail.messages), messages=detail.messages)
-        surviving = rewound.model_copy(deep=True).messages
-        self._channel.publish(SessionRewound(message_id=message_id, removed=rewound.removed, messages=surviving))
-        self._updated()
-        return rewound
-
-    async def _under_lock(self, change: Callable[[], Any]) -> SessionDetail:
-        """`change` while no run of this session goes on anywhere. Raises RewindError (`session_busy`)."""
-        held = False
-        with anyio.CancelScope(deadline=anyio.current_time() + _LOCK_SECONDS) as scope:
-            async with self._locker.lock(self.id):
-                held = True
-                scope.deadline = float("inf")
-                with anyio.CancelScope(shield=True):
-                    detail: SessionDetail = await change()
-        if not held:
-            raise RewindError("A run is in progress.", code="session_busy", hint="Wait for its end.")
-        return detail
 
 
 def _busy(what: str) -> SessionBusyError:

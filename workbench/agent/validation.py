@@ -33,7 +33,7 @@ def validate_arguments(schema: Mapping[str, Any], args: object) -> tuple[JsonVal
         JsonValidationIssue(path=_path(error.absolute_path), message=_cut(error.message))
         for error in islice(validator.iter_errors(args), _ISSUES)
     ]
-    return tuple(sorted(issues, key=lambda issue: issue.path))
+    return tuple(sorted(issues, key=lambda issue: (issue.path, issue.message)))
 
 
 def format_validation_issues(issues: Sequence[JsonValidationIssue]) -> str:

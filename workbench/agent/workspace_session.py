@@ -1,64 +1,73 @@
-"""Where files and conversation meet: a session of a workspace with the conversation that works on it."""
+"""Where files and conversation meet: a checkpoint before each message, and rewinds that move both.
+
+A rewind is written down first, then the files go, then the conversation. Whoever next opens the session brings one that was
+cut short to its end: the files say by their checkpoints whether they have gone already, the conversation by its messages.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
 from typing import Self
 
+import anyio
 from anyio import to_thread
 
-from workbench.agent import settings
 from workbench.agent.history import StoreHistory
-from workbench.agent.journal import Journal, PendingMove, Undone
 from workbench.agent.locks import FileLocker
 from workbench.agent.options import SessionOptions
-from workbench.agent.prompt import default_system_prompt, new_id
+from workbench.agent.permissions import PermissionRules
+from workbench.agent.prompt import default_system_prompt, new_id, title_from_input
 from workbench.agent.run import Run, RunStream
 from workbench.agent.session import AgentSession
+from workbench.agent.settings import load
 from workbench.agent.stores import FileSessionStore
-from workbench.errors import CheckpointError, MessageExistsError, OptionsError, RewindError, SessionBusyError
+from workbench.agent.transcript import Change, Messages, before_message
+from workbench.agent.travels import Travels
+from workbench.checkpoints.history import RowKind
+from workbench.errors import (
+    CheckpointError,
+    MessageExistsError,
+    OptionsError,
+    RewindError,
+    SessionBusyError,
+    WorkbenchError,
+)
 from workbench.models.base import LanguageModel
 from workbench.models.resolving import resolve
-from workbench.protocol.messages import ChatMessage, ImageAttachment
+from workbench.protocol.events import Notice
+from workbench.protocol.messages import ChatMessage, ImageAttachment, now
 from workbench.protocol.runs import RunOptions
+from workbench.protocol.sessions import TravelRecord, TravelsRecord, WorkspaceRewound
 from workbench.tools.project_notes import project_notes
 from workbench.tools.registry import ToolRegistry
 from workbench.tools.seen import SeenFiles
 from workbench.tools.standard import note_tools, workspace_tools
-from workbench.workspace import Workspace
+from workbench.workspace import Travelled, Workspace
 
 _DEFAULT_OPTIONS = SessionOptions()
-_DEFAULT_RUN = RunOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceRewound:
-    """What a rewind or a redo did: messages removed (or brought back), and surviving; paths restored; commands ended."""
-
-    removed: int
-    messages: tuple[ChatMessage, ...]
-    restored: tuple[bytes, ...]
-    ended_processes: int
+_DEFAULT_RUN_OPTIONS = RunOptions()
 
 
 class WorkspaceSession:
-    """A conversation whose messages have checkpoints of the workspace's files under their ids."""
+    """A conversation and the workspace that it works on. Leaving its `async with` closes the conversation, not the
+    workspace."""
 
-    def __init__(self, workspace: Workspace, agent: AgentSession, *, steps: _Steps | None = None) -> None:
-        """Raises OptionsError unless `agent.id == workspace.session`. Only `open` has `steps` taken within a run."""
+    def __init__(self, workspace: Workspace, agent: AgentSession) -> None:
+        """Both have the same id. Raises OptionsError where they haven't."""
         if agent.id != workspace.session:
-            raise OptionsError(
-                f"The conversation {agent.id!r} isn't that of the session {workspace.session!r}.",
-                hint="One session is one overlay with one conversation: give both the same name.",
-            )
+            raise OptionsError(f"The conversation {agent.id} isn't that of the session {workspace.session}.")
         self.workspace = workspace
         self.agent = agent
-        self._steps = steps
-        self._history = StoreHistory(FileSessionStore(workspace.directory))
-        self._journal = Journal(workspace.directory, workspace.session)
+        self._travels = Travels(workspace.directory, agent.id)
+        self._beginning = anyio.Lock()
+        self._message_id = ""
+        self._step = 0
 
     @classmethod
     @asynccontextmanager
@@ -73,194 +82,304 @@ class WorkspaceSession:
     ) -> AsyncIterator[Self]:
         """With the stores of the workspace's state directory. First completes a rewind that a crash cut short.
 
-        Args:
-            model: one, or the name of one, `provider/model`.
-            system_prompt: None is `default_system_prompt` with what the person's configuration adds.
-            options: without `tools` the workspace's own are offered (`tools.standard`); after each reply's calls a
-                sub-step is taken, before `after_tools` is awaited.
-            notes: whether the workspace's AGENTS.md and the like are read into the prompt, as untrusted.
-
-        Raises ModelNotFoundError, ModelRequestError (auth), OptionsError, StoreError, CheckpointError, OverlayError.
+        A `model` that is a string is looked up by provider. `system_prompt` None is `default_system_prompt` with what the
+        person's configuration adds; with `notes` those of the project's files come after it. Options without tools get the
+        workspace's own, without a resolver the rules of the person's configuration. Raises ModelNotFoundError,
+        ModelRequestError (auth), OptionsError, StoreError, and what the completion raises.
         """
-        asked = resolve(model) if isinstance(model, str) else model
-        seen = SeenFiles()
-        if options.tools is None:
-            tools = ToolRegistry()
-            for tool in (*workspace_tools(workspace, seen), *note_tools(workspace, asked)):
-                tools.register(tool)
-            options = replace(options, tools=tools)
-        prompt = system_prompt
-        if prompt is None:
-            said = settings.load()
-            names = [schema.name for schema in options.tools.schemas()] if options.tools is not None else []
+        async with AsyncExitStack() as stack:
+            if isinstance(model, str):
+                model = await stack.enter_async_context(resolve(model))
+            settings = load()
+            seen = SeenFiles()
+            tools = options.tools
+            if tools is None:
+                tools = ToolRegistry()
+                for tool in (*workspace_tools(workspace, seen), *note_tools(workspace, model)):
+                    tools.register(tool)
             root = os.fsencode(workspace.root).decode(errors="backslashreplace")
-            prompt = default_system_prompt(workspace=root, tool_names=names, extra=said.system_prompt)
-        if notes and (found := await project_notes(workspace)):
-            prompt = f"{prompt}\n\n{found}"
-        store = FileSessionStore(workspace.directory)
-        steps = _Steps(workspace, options)
-        agent = AgentSession(
-            id=workspace.session,
-            history=StoreHistory(store),
-            locker=FileLocker(os.path.join(workspace.directory, "locks")),
-            model=asked,
-            workspace=os.fsdecode(workspace.root),
-            system_prompt=prompt,
-            options=replace(options, after_tools=steps.after_tools),
-            detail=await store.load(workspace.session),
-        )
-        session = cls(workspace, agent, steps=steps)
-        agent.subscribe(lambda event: seen.clear() if event.type == "session.rewound" else None)
-        await session._complete()
-        async with agent:
-            yield session
+            if system_prompt is None:
+                names = [schema.name for schema in tools.schemas()]
+                system_prompt = default_system_prompt(workspace=root, tool_names=names, extra=settings.system_prompt)
+            if notes and (found := await project_notes(workspace)):
+                system_prompt = f"{system_prompt}\n\n{found}"
+            sessions: list[Self] = []
+
+            async def after_tools(message: ChatMessage) -> None:
+                await sessions[0]._take_step(message)
+                if options.after_tools is not None:
+                    await options.after_tools(message)
+
+            store = FileSessionStore(workspace.directory)
+            agent = AgentSession(
+                id=workspace.session,
+                history=StoreHistory(store),
+                locker=FileLocker(os.path.join(workspace.directory, "sessions", ".runs")),
+                model=model,
+                workspace=root,
+                system_prompt=system_prompt,
+                options=replace(
+                    options,
+                    tools=tools,
+                    after_tools=after_tools,
+                    resolve_permission=options.resolve_permission or PermissionRules(settings.permissions),
+                ),
+                detail=await store.load(workspace.session),
+            )
+            agent.subscribe(lambda event: seen.clear() if event.type == "session.rewound" else None)
+            sessions.append(cls(workspace, agent))
+            async with sessions[0] as session:
+                yield session
+
+    async def __aenter__(self) -> Self:
+        await self.complete()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.agent.close()
 
     async def start(self, input: str, *, images: Sequence[ImageAttachment] = (), message_id: str | None = None) -> Run:
-        """Checkpoint under `message_id` (made where absent), then `agent.start`. A checkpoint that fails starts nothing.
+        """Take a checkpoint under the message's id, where there is none yet, then begin as `AgentSession.start`.
 
-        Raises as `AgentSession.start` and `Workspace.checkpoint`.
+        A checkpoint that fails starts nothing. Raises as that, and CheckpointError, OverlayError (overlay_busy).
         """
-        message_id = await self._prepare(message_id)
-        return self.agent.start(input, images=images, message_id=message_id)
+        if self.agent.is_running or self._beginning.statistics().locked:
+            raise SessionBusyError("A run is in progress.", hint="Cancel it, or wait for its end.")
+        async with self._beginning:
+            message_id = await self._prepare(input, message_id)
+            return self.agent.start(input, images=images, message_id=message_id)
 
     async def run(
         self,
         text: str,
-        options: RunOptions = _DEFAULT_RUN,
+        options: RunOptions = _DEFAULT_RUN_OPTIONS,
         *,
         images: Sequence[ImageAttachment] = (),
         message_id: str | None = None,
     ) -> RunStream:
-        """As `start`, with the run's events to be read. Raises SessionBusyError, and as `Workspace.checkpoint`."""
-        message_id = await self._prepare(message_id)
-        return self.agent.run_with_options(text, options, images=images, message_id=message_id)
+        """As start(), but waits until no run of this object goes on, and begins as `AgentSession.run_with_options`.
+
+        Raises MessageExistsError, CheckpointError, OverlayError (overlay_busy).
+        """
+        async with self._beginning:
+            await self.agent.wait_idle()
+            message_id = await self._prepare(text, message_id)
+            return self.agent.run_with_options(text, options, images=images, message_id=message_id)
 
     async def rewind(self, message_id: str, *, files: bool = True, conversation: bool = True) -> WorkspaceRewound:
-        """Take back a message and all that came after it, of files, of the conversation, or of both.
+        """Make files and conversation what they were before a message; of one that isn't in the conversation, since its run
+        failed, only the files.
 
-        Both or neither, across a crash too. Of a run that failed the message isn't in the conversation: its files are
-        restored, and `removed` is 0. Ends the sandbox, never a run. Raises RewindError (`session_busy`,
-        `message_not_found`, `invalid_rewind_target`), CheckpointError, SandboxError (sandbox_busy), OverlayError, StoreError.
+        Ends the sandbox. Raises RewindError (message_not_found, invalid_rewind_target, session_busy), OptionsError where
+        nothing is to go, and as `Workspace.rewind`; where it fails after it was begun, the next open completes it.
         """
-        self._refuse_running()
-        messages = await self._history.read(self.agent.id)
-        at = next((index for index, message in enumerate(messages) if message.id == message_id), None)
-        if at is not None and messages[at].role != "user":
-            raise RewindError("Only a message of the user's can be taken back.", code="invalid_rewind_target")
+        if not files and not conversation:
+            raise OptionsError("A rewind of neither files nor conversation does nothing.")
+        await self.complete()
+        started = (await self._travels.read()).started
+
+        def change(messages: Messages) -> Messages:
+            kept = _before(messages, message_id, started)
+            return kept if conversation else messages
+
+        async def planned(before: Messages, after: Messages) -> TravelRecord:
+            if files:
+                await self._require(message_id)
+            return TravelRecord(
+                kind="rewind",
+                message_id=message_id,
+                files=files,
+                conversation=conversation,
+                after=await to_thread.run_sync(self._newest),
+                head=after[-1].id if after else "",
+                removed=before[len(after) :],
+            )
+
+        return await self._travel(message_id, change, planned)
+
+    async def redo(self) -> WorkspaceRewound:
+        """Take back the last rewind that wasn't taken back yet, of what it was of; any number of times.
+
+        Raises CheckpointError (nothing_to_redo) where there is none, or where something was said or the files were brought
+        elsewhere since; else as `rewind`.
+        """
+        await self.complete()
+        undone = (await self._travels.read()).undone
+        if not undone:
+            raise _nothing_to_redo("There is no rewind to take back.")
+        travel = undone[-1]
+
+        def change(messages: Messages) -> Messages:
+            if travel.conversation and (messages[-1].id if messages else "") != travel.head:
+                raise _nothing_to_redo("The conversation went on since the rewind.")
+            return (*messages, *travel.removed)
+
+        async def planned(before: Messages, after: Messages) -> TravelRecord:
+            points = await to_thread.run_sync(self.workspace.timeline.redo_points)
+            if travel.before and (not points or points[-1].message_id != travel.before):
+                raise _nothing_to_redo("The files were brought elsewhere since the rewind.")
+            if (await self._travels.read()).undone != undone:
+                raise _nothing_to_redo("Somebody else has taken the rewind back just now.")
+            return travel.model_copy(update={"kind": "redo", "after": await to_thread.run_sync(self._newest)})
+
+        return await self._travel(travel.message_id, change if travel.conversation else tuple, planned)
+
+    async def fork(self, message_id: str, *, name: str | None = None) -> str:
+        """Start another session with files and conversation as they were before a message; its id, to be opened.
+
+        Raises RewindError (message_not_found, invalid_rewind_target), and as `Workspace.fork`.
+        """
+        detail = self.agent.detail()
+        messages = _before(detail.messages, message_id, (await self._travels.read()).started)
+        session = name if name is not None else await to_thread.run_sync(self.workspace.free_session)
+        await self.workspace.fork(message_id, session)
+        fork = detail.model_copy(
+            update={"id": session, "messages": messages, "pending": (), "created_at": now(), "updated_at": now()}
+        )
+        await StoreHistory(FileSessionStore(self.workspace.directory)).change(session, lambda _: fork)
+        return session
+
+    async def complete(self) -> None:
+        """Bring a rewind or a redo that was cut short to its end. Raises as `rewind`."""
+        travel = (await self._travels.read()).under_way
+        if travel is None:
+            return
+        removed = {message.id for message in travel.removed}
+
+        def change(messages: Messages) -> Messages:
+            if not travel.conversation:
+                return messages
+            kept = tuple(message for message in messages if message.id not in removed)
+            return kept if travel.kind == "rewind" else (*kept, *travel.removed)
+
+        async def planned(before: Messages, after: Messages) -> TravelRecord:
+            if (await self._travels.read()).under_way != travel:
+                raise _ArrivedError
+            return travel
+
+        # Who had begun it may be alive, and have ended it while this one waited for the lock.
+        with contextlib.suppress(_ArrivedError):
+            await self._travel(travel.message_id, change, planned)
+
+    async def _travel(
+        self, message_id: str, change: Change, planned: Callable[[Messages, Messages], Awaitable[TravelRecord]]
+    ) -> WorkspaceRewound:
+        """Write the journal, move the files, change the conversation, and put the journal away."""
+        travelled: Travelled | None = None
+        travel: TravelRecord | None = None
+
+        async def first(before: Messages, after: Messages) -> None:
+            nonlocal travel, travelled
+            travel = await planned(before, after)
+            await self._travels.change(lambda record: record.model_copy(update={"under_way": travel}))
+            try:
+                travelled = await self._move(travel)
+            except WorkbenchError:
+                # What was begun is completed by the next open; of what wasn't nothing remains.
+                if not self.workspace.timeline.is_under_way:
+                    await self._travels.change(lambda record: record.model_copy(update={"under_way": None}))
+                raise
+            if travel.kind == "rewind" and travel.files:
+                travel = travel.model_copy(update={"before": await to_thread.run_sync(self._left, travel)})
+
+        rewound = await self.agent.change_transcript(message_id, change, first=first)
+        assert travel is not None
+        await self._travels.change(partial(_ended, travel))
+        journey = travelled.journey if travelled is not None else None
+        return WorkspaceRewound(
+            removed=rewound.removed,
+            messages=rewound.messages,
+            restored=tuple(sorted((*journey.removed, *journey.restored))) if journey is not None else (),
+            ended_processes=len(travelled.ended) if travelled is not None else 0,
+        )
+
+    async def _move(self, travel: TravelRecord) -> Travelled | None:
+        """Bring the files where a travel takes them; None where they don't go, or have gone already."""
+        if not travel.files or await to_thread.run_sync(self._arrived, travel):
+            return None
+        if travel.kind == "rewind":
+            return await self.workspace.rewind(travel.message_id)
+        return await self.workspace.redo() if travel.before else None
+
+    async def _require(self, message_id: str) -> None:
+        """Make sure that there is a checkpoint of a message. Raises RewindError, CheckpointError (store_corrupt)."""
         try:
             await to_thread.run_sync(self.workspace.timeline.find, message_id)
         except CheckpointError as error:
             if error.code != "checkpoint_not_found":
                 raise
-            if at is None or files:
-                raise RewindError(
-                    f"There is no message {message_id} to rewind to.", hint="`workbench log` lists them."
-                ) from error
-        removed = messages[at:] if at is not None and conversation else ()
-        return await self._move(PendingMove(kind="rewind", message_id=message_id, files=files, removed=removed))
-
-    async def redo(self) -> WorkspaceRewound:
-        """Take back the last rewind that wasn't taken back yet. Raises as `rewind`, CheckpointError (nothing_to_redo)."""
-        self._refuse_running()
-        undone = await self._journal.last()
-        if undone is None:
-            raise CheckpointError("There is no rewind to take back.", code="nothing_to_redo")
-        return await self._move(
-            PendingMove(kind="redo", message_id=undone.message_id, files=undone.files, removed=undone.removed)
-        )
-
-    async def fork(self, message_id: str, *, name: str | None = None) -> str:
-        """Another session as this one was before a message, files and conversation; its name, to be opened.
-
-        Raises as `Workspace.fork`, and StoreError.
-        """
-        name = name if name is not None else await to_thread.run_sync(self.workspace.free_session)
-        await self.workspace.fork(message_id, name)
-        messages = await self._history.read(self.agent.id)
-        ids = [message.id for message in messages]
-        kept = messages[: ids.index(message_id)] if message_id in ids else messages
-        detail = self.agent.detail()
-        await self._history.change(name, lambda _: detail.model_copy(update={"id": name, "messages": kept}))
-        return name
-
-    async def _prepare(self, message_id: str | None) -> str:
-        """The checkpoint of what is there before a message. Raises SessionBusyError, and as `Workspace.checkpoint`."""
-        if self.agent.is_running:
-            raise SessionBusyError("A run is in progress.", hint="Cancel it, or wait for its end.")
-        message_id = message_id or new_id("msg")
-        try:
-            await self.workspace.checkpoint(message_id)
-        except CheckpointError as error:
-            if error.code != "checkpoint_exists":
-                raise
-            raise MessageExistsError(
-                f"The session has, or had, a message {message_id} already.",
-                hint="Use an id of its own for each message.",
+            raise RewindError(
+                f"There are no files of before the message {message_id}.",
+                code="message_not_found",
+                hint="Take back the conversation alone; `workbench log` lists what there is of the files.",
             ) from error
-        await self._journal.forget()
-        if self._steps is not None:
-            self._steps.begin(message_id)
-        return message_id
 
-    def _refuse_running(self) -> None:
-        if self.agent.is_running:
-            raise RewindError("A run is in progress.", code="session_busy", hint="Cancel it, or wait for its end.")
+    def _arrived(self, travel: TravelRecord) -> bool:
+        kind = RowKind.REWIND if travel.kind == "rewind" else RowKind.REDO
+        rows = self.workspace.store.all(self.workspace.session)
+        return any(row.number > travel.after and row.purpose.kind is kind for row in rows)
 
-    async def _complete(self) -> None:
-        pending = await self._journal.pending()
-        if pending is not None:
-            await self._carry_out(pending)
+    def _left(self, travel: TravelRecord) -> str:
+        """The id of the checkpoint that redo goes back to, empty where the files were the same."""
+        points = self.workspace.timeline.redo_points()
+        return points[-1].message_id if points and self._arrived(travel) else ""
 
-    async def _move(self, move: PendingMove) -> WorkspaceRewound:
-        points = await to_thread.run_sync(self.workspace.timeline.redo_points)
-        move = move.model_copy(update={"points": len(points)})
-        await self._journal.begin(move)
-        return await self._carry_out(move)
+    def _newest(self) -> int:
+        latest = self.workspace.store.latest(self.workspace.session)
+        return latest.number if latest is not None else 0
 
-    async def _carry_out(self, move: PendingMove) -> WorkspaceRewound:
-        """Files, conversation, and the journal's end; each step is found done where a crash came after it."""
-        restored: tuple[bytes, ...] = ()
-        ended = 0
-        if move.files:
-            points = await to_thread.run_sync(self.workspace.timeline.redo_points)
-            if len(points) == move.points:
-                rewinding = move.kind == "rewind"
-                travelled = await (self.workspace.rewind(move.message_id) if rewinding else self.workspace.redo())
-                restored, ended = travelled.journey.restored, len(travelled.ended)
-        has_moved = move.files and len(await to_thread.run_sync(self.workspace.timeline.redo_points)) != move.points
-        present = {message.id for message in await self._history.read(self.agent.id)}
-        if move.kind == "redo":
-            missing = tuple(message for message in move.removed if message.id not in present)
-            if missing:
-                await self.agent.bring_back(missing)
-            await self._journal.end(None)
-        else:
-            if move.removed and move.removed[0].id in present:
-                await self.agent.rewind(move.removed[0].id)
-            await self._journal.end(Undone(message_id=move.message_id, files=has_moved, removed=move.removed))
-        return WorkspaceRewound(len(move.removed), self.agent.detail().messages, restored, ended)
-
-
-class _Steps:
-    """Takes a sub-step of the running message's checkpoint after each reply whose calls have ended."""
-
-    def __init__(self, workspace: Workspace, options: SessionOptions) -> None:
-        self._workspace = workspace
-        self._then = options.after_tools
-        self._logger = options.logger
-        self._message_id = ""
-        self._step = 0
-
-    def begin(self, message_id: str) -> None:
-        """A run begins with this message."""
-        self._message_id, self._step = message_id, 0
-
-    async def after_tools(self, reply: ChatMessage) -> None:
-        """What `SessionOptions.after_tools` is. A checkpoint that fails is logged: the run goes on without it."""
-        self._step += 1
+    async def _prepare(self, text: str, message_id: str | None) -> str:
+        """The message's id, with a checkpoint under it. Raises MessageExistsError, CheckpointError, OverlayError."""
+        id = message_id if message_id is not None else new_id("msg")
+        if id in (await self._travels.read()).started:
+            raise MessageExistsError(
+                f"The session has, or had, a message {id} already.", hint="Use an id of its own for each message."
+            )
         try:
-            await self._workspace.checkpoint(self._message_id, step=self._step, may_stop=False)
-        except CheckpointError:
-            self._logger.warning("no checkpoint after step %d of %s", self._step, self._message_id, exc_info=True)
-        if self._then is not None:
-            await self._then(reply)
+            await to_thread.run_sync(self.workspace.timeline.find, id)
+        except CheckpointError as error:
+            if error.code != "checkpoint_not_found":
+                raise
+            await self.workspace.checkpoint(id, label=title_from_input(text))
+        await self._travels.change(lambda record: record.model_copy(update={"started": (*record.started, id)}))
+        self._message_id, self._step = id, 0
+        return id
+
+    async def _take_step(self, message: ChatMessage) -> None:
+        """Keep what the calls of a reply have made: one step a reply, since calls may run side by side."""
+        self._step += 1
+        label = ", ".join(dict.fromkeys(call.name for call in message.tool_calls))
+        try:
+            await self.workspace.checkpoint(self._message_id, label=label, step=self._step, may_stop=False)
+        except WorkbenchError as error:
+            # The run goes on: what was there before the message is kept all the same.
+            self.agent.publish(Notice(code=error.code, message=f"No checkpoint after {label}: {error.message}"))
+
+
+class _ArrivedError(Exception):
+    """What was to be completed has been completed."""
+
+
+def _ended(travel: TravelRecord, record: TravelsRecord) -> TravelsRecord:
+    """The record once a travel has arrived."""
+    undone = (*record.undone, travel) if travel.kind == "rewind" else record.undone[:-1]
+    return record.model_copy(update={"under_way": None, "undone": undone})
+
+
+def _before(messages: Messages, message_id: str, started: Sequence[str]) -> Messages:
+    """The messages before one of the user's; all of them where its run failed. Raises RewindError."""
+    try:
+        return before_message(messages, message_id)
+    except RewindError as error:
+        if error.code != "message_not_found" or message_id not in started:
+            raise
+        return messages
+
+
+def _nothing_to_redo(message: str) -> CheckpointError:
+    return CheckpointError(
+        message, code="nothing_to_redo", hint="`workbench redo` brings the files alone back, `workbench log` lists."
+    )

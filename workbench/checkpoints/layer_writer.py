@@ -84,9 +84,9 @@ class LayerWriter:
         if create.link_to is not None:
             source_fd, source = self._place(create.link_to)
             os.link(source, staged, src_dir_fd=source_fd, dst_dir_fd=self._staging_fd, follow_symlinks=False)
-            os.rename(staged, name, src_dir_fd=self._staging_fd, dst_dir_fd=dir_fd)
+            self._put(staged, dir_fd, name)
         elif entry.kind in CONTENT:
-            os.rename(staged, name, src_dir_fd=self._staging_fd, dst_dir_fd=dir_fd)
+            self._put(staged, dir_fd, name)
         elif entry.kind is Kind.DIR:
             os.mkdir(name, _OPEN, dir_fd=dir_fd)
         elif entry.kind is Kind.WHITEOUT:
@@ -108,6 +108,16 @@ class LayerWriter:
     def finish_directory(self, entry: Entry) -> None:
         """Set a directory's metadata, after all that is done in it."""
         self._set(self._directories.open(entry.path), entry)
+
+    def _put(self, staged: str, dir_fd: int, name: bytes) -> None:
+        """Put what was staged in its place; what stood there is staged then, or gone."""
+        try:
+            # Where a rename replaces a file, some filesystems write the new one to the disk first (ext4, auto_da_alloc).
+            syscalls.renameat2(self._staging_fd, os.fsencode(staged), dir_fd, name, syscalls.RENAME_EXCHANGE)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINVAL, errno.ENOSYS):
+                raise
+            os.rename(staged, name, src_dir_fd=self._staging_fd, dst_dir_fd=dir_fd)
 
     def _place(self, path: bytes) -> tuple[int, bytes]:
         return self._directories.open(parent(path)), path.rpartition(b"/")[2]

@@ -64,6 +64,8 @@ class _Index:
         """An object's offset in the pack."""
         first = self._fanout[oid[0] - 1] if oid[0] else 0
         last = self._fanout[oid[0]]
+        if first == last:
+            return None
         position = bisect_left(range(self.size), oid, first, last, key=self._id)
         if position >= last or self._id(position) != oid:
             return None

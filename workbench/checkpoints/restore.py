@@ -57,9 +57,10 @@ def restore(
 ) -> Manifest:
     """Make the layer at `upper_path`, which is `upper`, equal to `target`; whoever calls holds its lock, unmounted.
 
-    `current` is the manifest of a checkpoint just taken, if there is one: it spares reading what is older. What a manifest
-    omitted is left alone; with `keep_omitted` False what only the layer's own scan omits, within `budget`, is removed like
-    anything else. Files that have the right content stay the same files, and the layer's own directory always does.
+    `current` is what a scan has just found, under the same lock, if there was one: then it isn't scanned again first. What
+    a manifest omitted is left alone; with `keep_omitted` False what only the layer's own scan omits, within `budget`, is
+    removed like anything else. Files that have the right content stay the same files, and the layer's own directory always
+    does.
 
     Returns the layer's manifest, with the bases of `target`. Raises CheckpointError: store_corrupt where something that is
     needed is missing, with nothing touched; checkpoint_failed where the layer couldn't be made equal. After the latter
@@ -97,7 +98,7 @@ class _Restore:
     def run(self) -> Manifest:
         os.makedirs(self._staging, mode=0o700, exist_ok=True)
         self._empty_staging()
-        before = self._scan(self._current)
+        before = self._current if self._current is not None else self._scan(None)
         plan = make_plan(before.entries, self._target.entries, keep_omitted=self._keep_omitted)
         staging_fd = os.open(self._staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -108,9 +109,9 @@ class _Restore:
                 self._apply(plan, before, writer)
         finally:
             os.close(staging_fd)
+        self._empty_staging()
         after = self._scan(before)
         _prove(plan, after.entries, writer)
-        self._empty_staging()
         os.unlink(os.path.join(self._staging, _JOURNAL))
         os.rmdir(self._staging)
         return replace(after, bases=self._bases(plan, after))

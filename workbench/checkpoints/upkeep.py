@@ -111,7 +111,8 @@ def purge(store: CheckpointStore, path: bytes) -> int:
 
         def without(manifest: Manifest) -> Manifest:
             nonlocal held
-            if not any(_is_at(each, path) for each in (*manifest.entries, *manifest.bases)):
+            contents = (*manifest.entries, *(each for each, base in manifest.bases.items() if base.blob))
+            if not any(_is_at(each, path) for each in contents):
                 return manifest
             held += 1
             entries = {each: entry for each, entry in manifest.entries.items() if not _is_at(each, path)}

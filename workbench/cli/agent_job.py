@@ -13,7 +13,6 @@ from typing import IO
 import anyio
 
 from workbench.agent.options import SessionOptions
-from workbench.agent.permissions import PermissionRules
 from workbench.agent.settings import load
 from workbench.agent.workspace_session import WorkspaceSession
 from workbench.cli import output
@@ -64,8 +63,7 @@ class Job:
 
     async def run(self) -> int:
         """The exit code."""
-        settings = load()
-        name = self._wishes.model or settings.model
+        name = self._wishes.model or load().model
         if not name:
             raise OptionsError(
                 "No model is named.",
@@ -75,15 +73,15 @@ class Job:
             max_turns=self._wishes.max_turns,
             run_timeout=self._wishes.timeout,
             budget=Budget(run_usd=self._wishes.budget) if self._wishes.budget is not None else None,
-            resolve_permission=PermissionRules(settings.permissions),
             approve=self._approve,
         )
         async with AsyncExitStack() as stack:
             workspace = await stack.enter_async_context(self._context.open(self._options))
+            model = await stack.enter_async_context(resolve(name, key_command=self._wishes.key_command))
             session = await stack.enter_async_context(
                 WorkspaceSession.open(
                     workspace,
-                    model=resolve(name, key_command=self._wishes.key_command),
+                    model=model,
                     options=options,
                     notes=self._wishes.notes,
                 )

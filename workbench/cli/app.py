@@ -17,12 +17,14 @@ from workbench.cli.jobs import attach, kill, logs, ps, wait
 from workbench.cli.look import diff, status
 from workbench.cli.ls import ls
 from workbench.cli.merge import merge
+from workbench.cli.models import models
 from workbench.cli.port import port
 from workbench.cli.prune import command as prune
 from workbench.cli.review import review
 from workbench.cli.sessions import sessions
 from workbench.cli.transcripts import transcripts
 from workbench.cli.travel import checkpoint, fork, log, redo, rewind
+from workbench.cli.wrap import wrap
 
 WORK, BACKGROUND, LOOK, DECIDE = "Work", "In the background", "Look", "Decide"
 TRAVEL, OTHERS = "Travel", "Others"
@@ -41,6 +43,7 @@ app = typer.Typer(
 app.command("exec", rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(execute)
 app.command(rich_help_panel=WORK)(shell)
 app.command(rich_help_panel=WORK)(run)
+app.command(rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(wrap)
 app.command(rich_help_panel=BACKGROUND)(ps)
 app.command(rich_help_panel=BACKGROUND)(logs)
 app.command(rich_help_panel=BACKGROUND)(attach)
@@ -65,6 +68,7 @@ app.command(rich_help_panel=TRAVEL)(rewind)
 app.command(rich_help_panel=TRAVEL)(redo)
 app.command(rich_help_panel=TRAVEL)(fork)
 app.command("prune", rich_help_panel=TRAVEL)(prune)
+app.add_typer(models, name="models", rich_help_panel=OTHERS)
 app.add_typer(images, name="images", rich_help_panel=OTHERS)
 app.add_typer(transcripts, name="transcripts", rich_help_panel=OTHERS)
 

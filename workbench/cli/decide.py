@@ -67,6 +67,9 @@ def commit(
     author: Annotated[
         str, typer.Option("--author", metavar="'NAME <EMAIL>'", help="With --git: who wrote it; by itself you.")
     ] = "",
+    keep_history: Annotated[
+        bool, typer.Option("--keep-history", metavar="", help="With --git: the agent's own commits are on the branch.")
+    ] = False,
     verify: Annotated[
         bool | None,
         typer.Option(
@@ -105,7 +108,23 @@ def commit(
         raise typer.BadParameter("--digest, --accepted and --include each go alone.")
     if author and not branch:
         raise typer.BadParameter("--author goes with --git.")
-    wanted = _Wanted(digest, accepted, include, check, message, dry_run, branch, author, verify, allow_risky, yes, stop)
+    if keep_history and not branch:
+        raise typer.BadParameter("--keep-history goes with --git.")
+    wanted = _Wanted(
+        digest,
+        accepted,
+        include,
+        check,
+        message,
+        dry_run,
+        branch,
+        author,
+        keep_history,
+        verify,
+        allow_risky,
+        yes,
+        stop,
+    )
     if run(_commit, context, wanted, context=context):
         raise typer.Exit(EXIT_ERROR)
 
@@ -122,6 +141,7 @@ class _Wanted:
     dry_run: bool
     branch: str
     author: str
+    keep_history: bool
     verify: bool | None
     allow_risky: bool
     yes: bool
@@ -151,6 +171,7 @@ async def _commit(context: Context, wanted: _Wanted) -> bool:
                 message=wanted.message,
                 author=wanted.author,
                 allow_risky=wanted.allow_risky,
+                keep_history=wanted.keep_history,
             )
             _print_branch(context, made, digest)
             return False
@@ -192,6 +213,8 @@ def _print_branch(context: Context, made: Branch, digest: str) -> None:
     elif not context.quiet:
         for path in made.uncommitted:
             output.say(f"on the branch, too, is what you changed and didn't commit: {output.path(path)}")
+        if made.carried:
+            output.say(f"{output.count(len(made.carried), 'commit')} of the agent's on it")
         output.say(f"branch {made.name} is at {made.commit[:12]}; the overlay keeps its changes")
 
 

@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from workbench.cli import content, editor, output
 from workbench.cli.content import Look, not_in_a_patch
+from workbench.cli.options import terminal_name
 from workbench.cli.prompt import Answer, Prompt
 from workbench.cli.tables import print_table, row
 from workbench.errors import CommitError, OptionsError
@@ -80,15 +81,19 @@ class Dialogue:
     async def run(self) -> tuple[Review, ChangeSet]:
         """Ask about every change that isn't decided; the review at its end, and what was accepted.
 
-        Each decision is kept at once. Raises as `Reviewing.keep`.
+        Each decision is kept at once. What was shown on this terminal before is no longer what a commit takes by itself.
+        Raises as `Reviewing.keep`.
         """
+        self._workspace.shown.withdraw(terminal_name())
         self._table()
-        print(output.dim("y accepts, n rejects, q ends and keeps what you decided, ? shows all keys."))
+        print(
+            output.dim("y accepts, n rejects, A accepts a whole directory, q ends and keeps it so, ? shows all keys.")
+        )
         self.at = self._undecided_from(0)
         while True:
             await self._decide()
             try:
-                return self._review, self._workspace.reviewing.keep(self._review)
+                return self._review, self._workspace.reviewing.keep(self._review, terminal_name())
             except CommitError as error:
                 if error.code != "not_landable":
                     raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import tempfile
 
@@ -24,6 +25,8 @@ def edit(text: bytes, suffix: str = "") -> bytes:
         path = os.path.join(directory, f"edit{suffix if _SUFFIX.fullmatch(suffix) else ''}")
         with open(path, "xb") as file:
             file.write(text)
+        # ^C is for the editor; a handler of ours isn't passed on to it, as ignoring would be.
+        before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             # A shell would take names apart; an editor with arguments is words all the same, as for git.
             ended = subprocess.run([*shlex.split(wanted), path], cwd=directory, check=False).returncode
@@ -31,6 +34,8 @@ def edit(text: bytes, suffix: str = "") -> bytes:
             raise OptionsError(
                 f"The editor {wanted!r} can't be started: {error}.", hint="Name another one: EDITOR=nano."
             ) from error
+        finally:
+            signal.signal(signal.SIGINT, before)
         if ended:
             raise OptionsError(f"The editor {wanted!r} ended with {ended}; nothing was changed.")
         with open(path, "rb") as file:

@@ -170,9 +170,9 @@ def execute(
     reach = partial(network.egress, allow_host, ask_host, max_host_bytes, secret, for_host, header)
     if detach:
         wanted = replace(wanted, stdin=interactive)
-        _run(context, chosen, wanted, reach, partial(_start, checkpoint=checkpoint))
+        run_command(context, chosen, wanted, reach, partial(_start, checkpoint=checkpoint))
     else:
-        _run(context, chosen, wanted, reach, partial(_execute, checkpoint=checkpoint, land=land))
+        run_command(context, chosen, wanted, reach, partial(to_its_end, checkpoint=checkpoint, land=land))
 
 
 def shell(
@@ -204,7 +204,7 @@ def shell(
     chosen = limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
     reach = partial(network.egress, allow_host, ask_host, max_host_bytes, secret, for_host, header)
     options = SandboxOptions(backend=backend, image=image, limits=chosen)
-    _run(context, options, wanted, reach, partial(_execute, is_shell=True))
+    run_command(context, options, wanted, reach, partial(to_its_end, name="a shell", is_shell=True))
 
 
 def _environment(named: list[str]) -> dict[str, str]:
@@ -221,7 +221,7 @@ def _environment(named: list[str]) -> dict[str, str]:
     return found
 
 
-def _run(
+def run_command(
     context: Context,
     options: SandboxOptions,
     command: Command,
@@ -264,15 +264,17 @@ async def _located(client: KeeperClient, workspace: Workspace, command: Command)
     return asked.located(command, target, workspace.root, os.getcwdb())
 
 
-async def _execute(
+async def to_its_end(
     context: Context,
     options: SandboxOptions,
     command: Command,
     *,
+    name: str = "",
     is_shell: bool = False,
     checkpoint: bool = True,
     land: _Land | None = None,
 ) -> int:
+    """Run a command with all that belongs to it; the exit code. `name` is what the log calls it, else its words."""
     report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
         questions = network.Questions()
@@ -285,7 +287,7 @@ async def _execute(
             async with client.allow(options.egress, ask) as allowed:
                 located = replace(located, environment={**allowed.environment, **located.environment})
                 result = await job.run(client, located, as_json=context.json, is_shell=is_shell, keys=keys)
-        name = "a shell" if is_shell else job.named(command.argv)
+        name = name or job.named(command.argv)
         landing = None
         if land is not None and not result.exit_code and not result.timed_out and not result.ended_by:
             landing = await land(workspace)

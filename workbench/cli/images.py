@@ -15,7 +15,7 @@ from workbench.sandbox import images as own
 
 images = typer.Typer(help="List, build and remove the sandbox images.", no_args_is_help=False)
 
-NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="base, python; all by default.")]
+NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="base, python, node, or an agent's.")]
 
 
 @images.callback(invoke_without_command=True)
@@ -49,7 +49,7 @@ def build(
     names: NamesArgument = None,
     anew: Annotated[bool, typer.Option("--anew", metavar="", help="Build also what is built.")] = False,
 ) -> None:
-    """Build images: where a registry answers from their Dockerfiles, else from Debian packages."""
+    """Build images, base and python by default: where no registry answers out of Debian packages."""
     with failing(False), Console(stderr=True).status("Building") as progress:
 
         def report(line: str) -> None:
@@ -59,7 +59,7 @@ def build(
                 output.say(line)
 
         for image in own.list():
-            if names and image.name not in names and image.reference not in names:
+            if image.name not in (names or own.BASIC) and image.reference not in (names or ()):
                 continue
             if anew or not image.current:
                 own.build(image.name, report)

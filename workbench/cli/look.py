@@ -28,6 +28,7 @@ from workbench.protocol.records import ShownRecord
 from workbench.protocol.reports import DiffReport
 from workbench.review import diff as rendering
 from workbench.review.changeset import Change, ChangeSet, Left, LeftPath
+from workbench.review.similar import with_similar_renames
 from workbench.vfs import paths
 from workbench.workspace import Workspace, WorkspaceStatus
 
@@ -188,12 +189,12 @@ async def _diff(
         elif context.json:
             output.write_json(diff_report(workspace, changes, shown))
         elif form == "stat":
-            output.write_patch(rendering.stat(shown, workspace.lower, workspace.store))
+            output.write_patch(rendering.stat(_as_seen(workspace, shown), workspace.lower, workspace.store))
         elif form == "name-status":
-            output.write_patch(rendering.name_status(shown))
+            output.write_patch(rendering.name_status(_as_seen(workspace, shown)))
         else:
             print_risks(shown)
-            show(workspace, shown, look)
+            show(workspace, _as_seen(workspace, shown), look)
             if not context.quiet:
                 conflicting = await workspace.conflicts(changes)
                 _say_rest(changes, shown, conflicting)
@@ -205,6 +206,10 @@ async def _diff(
                 elif changes.changes and not conflicting:
                     _say_how_to_land(changes)
         return bool(shown)
+
+
+def _as_seen(workspace: Workspace, shown: list[Change]) -> tuple[Change, ...]:
+    return with_similar_renames(shown, workspace.lower, workspace.store)
 
 
 def require_accepted(workspace: Workspace) -> ShownRecord:

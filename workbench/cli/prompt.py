@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from dataclasses import dataclass
@@ -41,7 +42,12 @@ class Prompt:
         print(output.cyan(question), end=" ", flush=True)
         while b"\n" not in self._waiting:
             await anyio.wait_readable(sys.stdin.fileno())
-            data = os.read(sys.stdin.fileno(), 65536)
+            try:
+                data = os.read(sys.stdin.fileno(), 65536)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                data = b""  # a terminal that was closed
             if not data:
                 print()
                 return None

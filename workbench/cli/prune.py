@@ -13,9 +13,10 @@ from rich.filesize import decimal
 
 from workbench.cli import output
 from workbench.cli.failure import EXIT_ERROR, find_error
-from workbench.cli.options import JsonOption, QuietOption, WorkspaceOption, failing, workspace_path
+from workbench.cli.options import Context, JsonOption, QuietOption, WorkspaceOption, failing, run, workspace_path
 from workbench.cli.report import error_fields
 from workbench.cli.sessions import age, changes, session_report
+from workbench.cli.travel import purge_paths
 from workbench.errors import OptionsError, StateError, WorkbenchError
 from workbench.protocol.reports import PathReport, PrunedCommitReport, PrunedSessionReport, PruneReport
 from workbench.pruning import Old, Prunable, prunable, prune
@@ -33,8 +34,13 @@ def _seconds(text: str) -> int:
 
 def command(
     older_than: Annotated[
-        int, typer.Option("--older-than", metavar="AGE", parser=_seconds, help="Not used for so long: 30d, 12h, 90min.")
-    ],
+        int | None,
+        typer.Option("--older-than", metavar="AGE", parser=_seconds, help="Not used for so long: 30d, 12h, 90min."),
+    ] = None,
+    purge: Annotated[
+        list[str] | None,
+        typer.Option("--purge", metavar="PATH", help="Instead, take a path out of every checkpoint of the workspace."),
+    ] = None,
     with_changes: Annotated[
         bool, typer.Option("--with-changes", metavar="", help="Also sessions that hold what was never landed.")
     ] = False,
@@ -50,8 +56,18 @@ def command(
     Also what commits that landed before every checkpoint kept to be reverted, and what is left of workspaces whose directory
     is gone. A session whose sandbox runs is kept. The real workspace isn't touched.
 
+    With --purge a secret leaves what every session can be rewound to; what overlays hold now stays.
+
     Ends with 0 when it's done, 1 where something couldn't be removed, 4 where changes would be lost and nobody said --yes.
     """
+    if purge:
+        if older_than is not None or with_changes or dry_run or everywhere:
+            raise typer.BadParameter("--purge goes alone.")
+        context = Context(workspace, json=json, quiet=quiet)
+        run(purge_paths, context, purge, context=context)
+        return
+    if older_than is None:
+        raise typer.BadParameter("Say --older-than AGE, or --purge PATH.")
     with failing(json):
         if everywhere and workspace is not None:
             raise OptionsError("--all and -w can't be said together.", hint="Leave one of them away.")

@@ -190,7 +190,13 @@ def commit_report(landed: Landed | None, digest: str = "") -> CommitReport:
 
 def branch_report(branch: Branch, digest: str) -> BranchReport:
     """The report of `workbench commit --git`."""
-    return BranchReport(branch=branch.name, commit=branch.commit, digest=digest, uncommitted=_paths(branch.uncommitted))
+    return BranchReport(
+        branch=branch.name,
+        commit=branch.commit,
+        digest=digest,
+        uncommitted=_paths(branch.uncommitted),
+        carried=branch.carried,
+    )
 
 
 def merge_report(merge: Merge, ended: tuple[JobFacts, ...]) -> MergeReport:
@@ -329,7 +335,13 @@ def _reviewed(workspace: Workspace, review: Review, change: Change) -> ReviewedC
 
     def told(hunk: NamedHunk) -> ReviewedHunkReport:
         fields = dict(_hunk(hunk))
-        return ReviewedHunkReport(**fields, accepted=decided(hunk), parts=tuple(map(told, hunk.parts)))
+        lines = decision.edits.get(hunk.id)
+        return ReviewedHunkReport(
+            **fields,
+            accepted=decided(hunk),
+            edited=None if lines is None else tuple(map(text, lines)),
+            parts=tuple(map(told, hunk.parts)),
+        )
 
     fields = dict(_change(workspace.lower, workspace.store, change, with_hunks=False))
     hunks = named_hunks(change, workspace.lower, workspace.store)

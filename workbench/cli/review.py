@@ -113,7 +113,7 @@ async def _ask(context: Context, include: list[str] | None, look: Look) -> None:
             raise
         print()
         print_table(workspace, ended, in_order(ended.changes.shown), fold=True)
-        _say_what_next(workspace, ended, accepted)
+        _say_what_next(workspace, ended, accepted, on_terminal=True)
 
 
 async def _take_comments(context: Context) -> None:
@@ -175,19 +175,22 @@ def _print(context: Context, workspace: Workspace, review: Review, accepted: Cha
     _say_what_next(workspace, review, accepted)
 
 
-def _say_what_next(workspace: Workspace, review: Review, accepted: ChangeSet) -> None:
+def _say_what_next(workspace: Workspace, review: Review, accepted: ChangeSet, *, on_terminal: bool = False) -> None:
     shown = review.changes.shown
     undecided = sum(review.verdict(change) is Verdict.UNDECIDED for change in shown)
     landing = sum(not change.implied for change in accepted.changes)
     if undecided:
-        how = "workbench review" if sys.stdin.isatty() else "workbench review --accept PATH, --reject PATH"
-        output.say(f"{output.count(undecided, 'change')} not decided: {how}")
+        again = "workbench review" if on_terminal else "workbench review --accept PATH, --reject PATH"
+        output.say(f"{output.count(undecided, 'change')} not decided: {again}")
     if rejected := sum(review.verdict(change) is Verdict.REJECTED for change in shown):
         output.say(f"{output.count(rejected, 'change')} rejected")
     if comments := len(workspace.reviewing.comments.all()):
         output.say(f"{output.count(comments, 'comment')} for the agent: workbench review --take-comments")
     if landing:
+        # At a terminal a commit takes what its last review accepted.
+        how = "workbench commit" if on_terminal else "workbench commit --accepted"
         digest = accepted.digest[:16]
         risky = " --allow-risky" if accepted.risky else ""
         output.say(f"{output.count(landing, 'change')} accepted: workbench diff --accepted; digest {digest}")
-        output.say(f"`workbench commit --accepted{risky}` lands exactly this, and the rest stays in the overlay")
+        rest = ", and the rest stays in the overlay" if len(shown) > landing else ""
+        output.say(f"`{how}{risky}` lands exactly this{rest}")

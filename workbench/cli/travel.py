@@ -22,7 +22,7 @@ from workbench.cli.report import (
     rewind_report,
     verify_report,
 )
-from workbench.protocol.reports import ForkReport
+from workbench.protocol.reports import ForkReport, PathReport, PurgedReport, PurgeReport
 from workbench.review import diff as rendering
 from workbench.review.log import LogEntry
 from workbench.timeline import Preview
@@ -90,12 +90,18 @@ async def _drop(context: Context, message_id: str) -> None:
 
 async def purge_paths(context: Context, named: Iterable[str]) -> None:
     """Take paths out of every checkpoint, and say how many held them."""
+    purged = []
     async with context.open() as workspace:
         for name in named:
-            held = upkeep.purge(workspace.store, name.encode(errors="surrogateescape"))
-            if not context.quiet:
-                output.say(f"{output.count(held, 'checkpoint')} held {name}; it's gone from them")
-                output.say("what overlays hold now and what commits took out of the workspace isn't touched")
+            path = name.encode(errors="surrogateescape")
+            held = upkeep.purge(workspace.store, path)
+            purged.append(PurgedReport(**dict(PathReport.of(path)), checkpoints=held))
+            if not context.quiet and not context.json:
+                output.say(f"{output.count(held, 'checkpoint')} held {output.path(path)}; it's gone from them")
+    if context.json:
+        output.write_json(PurgeReport(purged=tuple(purged)))
+    elif not context.quiet:
+        output.say("what overlays hold now and what commits took out of the workspace isn't touched")
 
 
 async def _verify(context: Context) -> bool:

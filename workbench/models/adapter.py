@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from workbench.errors import ModelRequestError
 from workbench.models.catalog import UNKNOWN, ModelFacts
+from workbench.models.reading import WRONG_DATA, unreadable
 from workbench.models.reply import OnDelta, Reply
 from workbench.models.wire import Endpoint, Wire
 from workbench.protocol.messages import CompletionRequest, CompletionResponse, ModelInfo, Usage
@@ -53,10 +54,15 @@ class WireModel(ABC):
         return replace(endpoint, headers=headers, key_header=cls.key_header, key_prefix=cls.key_prefix)
 
     @property
+    def id(self) -> str:
+        """`provider/model`."""
+        return f"{self.provider}/{self.name}"
+
+    @property
     def info(self) -> ModelInfo:
-        """What is known of it; its id is `provider/model`."""
+        """What is known of it."""
         return ModelInfo(
-            id=f"{self.provider}/{self.name}",
+            id=self.id,
             provider=self.provider,
             label=self.facts.label,
             context_window=self.facts.context_window,
@@ -88,9 +94,13 @@ class WireModel(ABC):
             if not reply.usage.is_empty:
                 error.usage = self._measured(reply, started)
             raise
-        reply.flush()
+        try:
+            reply.flush()
+            response = reply.response(self.provider, self.id, self._measured(reply, started))
+        except WRONG_DATA as error:
+            raise unreadable(self.provider, str(error)) from error
         reply.deliver()
-        return reply.response(self.provider, self.name, self._measured(reply, started))
+        return response
 
     def refusal(self, message: str, *, hint: str | None = None) -> ModelRequestError:
         """The error for what this API can't do, before it's asked."""

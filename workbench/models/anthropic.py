@@ -18,8 +18,8 @@ from workbench.protocol.messages import ChatMessage, CompletionRequest, ImageAtt
 _DEFAULT_MAX_TOKENS = 8_192
 _SMALLEST_BUDGET = 1_024
 _BUDGETS = {"low": 2_048, "medium": 8_192, "high": 24_576}
-# The only fields of a block of thinking that may, and must, come back.
-_THINKING = {"thinking": ("type", "thinking", "signature"), "redacted_thinking": ("type", "data")}
+# The fields of a block of thinking that may, and must, come back, beside its type.
+_THINKING = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
 
 
 class Anthropic(WireModel):
@@ -109,7 +109,7 @@ class Anthropic(WireModel):
         )
 
     def _assistant(self, message: ChatMessage, ids: CallIds) -> list[dict[str, Any]]:
-        state = state_of(message, self.provider, self.name) or {}
+        state = state_of(message, self.provider, self.id) or {}
         theirs = state.get("ids", {})
         calls = [
             {
@@ -142,7 +142,9 @@ class _MessagesReply(Reply):
     def __init__(self, provider: str, on_delta: OnDelta | None = None) -> None:
         super().__init__(on_delta)
         self._provider = provider
-        self._blocks: dict[int, dict[str, Any]] = {}
+        # Each field in pieces: a block may come in a hundred thousand.
+        self._blocks: dict[int, dict[str, list[str]]] = {}
+        self._kinds: dict[int, str] = {}
         self._calls: dict[int, Call] = {}
         self._counts: dict[str, Any] = {}
 
@@ -182,10 +184,11 @@ class _MessagesReply(Reply):
             # It begins empty, and what it holds comes after; a whole message has it at once.
             call.given = block.get("input") or None
         elif kind == "text":
-            self._blocks[index] = {"type": "text", "text": ""}
+            self._kinds[index], self._blocks[index] = "text", {"text": []}
             self._delta(index, {"type": "text_delta", "text": block.get("text")})
         elif kind in _THINKING:
-            self._blocks[index] = {name: block.get(name) or "" for name in _THINKING[kind]}
+            self._kinds[index] = kind
+            self._blocks[index] = {name: [block.get(name) or ""] for name in _THINKING[kind]}
             self.begin()
             self.add_reasoning(block.get("thinking") or "")
 
@@ -196,13 +199,13 @@ class _MessagesReply(Reply):
         elif index not in self._blocks:
             return
         elif kind == "text_delta":
-            self._blocks[index]["text"] += delta.get("text") or ""
+            self._blocks[index]["text"].append(delta.get("text") or "")
             self.add_text(delta.get("text") or "")
         elif kind == "thinking_delta":
-            self._blocks[index]["thinking"] += delta.get("thinking") or ""
+            self._blocks[index]["thinking"].append(delta.get("thinking") or "")
             self.add_reasoning(delta.get("thinking") or "")
         elif kind == "signature_delta":
-            self._blocks[index]["signature"] += delta.get("signature") or ""
+            self._blocks[index]["signature"].append(delta.get("signature") or "")
 
     def _count(self, usage: dict[str, Any] | None) -> None:
         """Its counts are sums so far: each replaces the one before."""
@@ -222,17 +225,17 @@ class _MessagesReply(Reply):
         """The end: what must come back unchanged is put together; thinking without a signature never may."""
         super().flush()
         blocks = [
-            {name: joined(value) for name, value in block.items()}
-            for _, block in sorted(self._blocks.items())
-            if _may_return(block)
+            {"type": self._kinds[index], **{name: joined("".join(pieces)) for name, pieces in block.items()}}
+            for index, block in sorted(self._blocks.items())
         ]
+        blocks = [block for block in blocks if _may_return(block)]
         state: dict[str, Any] = {"ids": {call.id: call.theirs for call in self.calls if call.theirs}}
         if any(block["type"] in _THINKING for block in blocks):
             state["blocks"] = blocks
         self.state = packed(state) if state["ids"] or "blocks" in state else None
 
 
-def _may_return(block: dict[str, Any]) -> bool:
+def _may_return(block: dict[str, str]) -> bool:
     if block["type"] == "thinking":
         return bool(block["signature"])
     return bool(block["data"]) if block["type"] == "redacted_thinking" else bool(block["text"].strip())

@@ -27,6 +27,7 @@ _OVERFLOW_TEXTS = (
 )
 # Answers that look like a rate limit and never go away by waiting.
 _QUOTA_TEXTS = ("insufficient_quota", "exceeded your current quota", "credit balance is too low")
+_OVERFLOW_STATUSES = frozenset({400, 422, 500})
 _RETRYABLE_STATUSES = frozenset({408, 409, 429})
 _MESSAGE_CHARACTERS = 2_000
 
@@ -53,7 +54,7 @@ def model_http_error(provider: str, status: int, headers: Mapping[str, str], bod
         status=status,
         retryable=retryable,
         retry_after_ms=_retry_after_ms(headers),
-        hint=_HINTS.get(code),
+        hint=_UNKNOWN_MODEL_HINT if status == 404 else _HINTS.get(code),
     )
 
 
@@ -64,23 +65,34 @@ def model_network_error(provider: str, cause: BaseException) -> ModelRequestErro
         code="network",
         provider=provider,
         retryable=True,
+        hint="Check the connection, the proxy and the base URL.",
     )
     error.__cause__ = cause
     return error
 
 
+_UNKNOWN_MODEL_HINT = "Check the model's name, and the base URL; `workbench models` lists what there is."
 _HINTS = {
     "auth": "Check the provider's key.",
     "no_credit": "Add credit at the provider, or use another model.",
     "context_overflow": "Start a new session, or use a model with a larger window.",
+    "rate_limited": "Wait, or use another model.",
+    "overloaded": "Try again later, or use another model.",
+    "invalid_request": "Change what the message names, or use another model.",
 }
+
+
+def is_overflow(text: str) -> bool:
+    """Whether a provider says with it that a request is longer than the model's window."""
+    text = text.lower()
+    counted = "input token count" in text and "exceeds the maximum" in text
+    return counted or any(words in text for words in _OVERFLOW_TEXTS)
 
 
 def _classify(status: int, text: str) -> tuple[str, bool]:
     """Code and whether to try again; `text` is the body in lower case."""
-    if status in (400, 413) and (status == 413 or any(words in text for words in _OVERFLOW_TEXTS)):
-        return "context_overflow", False
-    if status == 400 and "input token count" in text and "exceeds the maximum" in text:
+    # Without any words, either status means at some that the request was too long.
+    if status == 413 or (status == 400 and not text.strip()) or (status in _OVERFLOW_STATUSES and is_overflow(text)):
         return "context_overflow", False
     if status in (401, 403):
         return "auth", False
@@ -105,10 +117,17 @@ def _message(body: bytes) -> str:
     if isinstance(value, dict):
         error = value.get("error", value)
         if isinstance(error, dict) and isinstance(error.get("message"), str):
-            return str(error["message"])[:_MESSAGE_CHARACTERS]
+            return f"{error['message']}{_upstream(error)}"[:_MESSAGE_CHARACTERS]
         if isinstance(error, str):
             return error[:_MESSAGE_CHARACTERS]
     return text[:_MESSAGE_CHARACTERS]
+
+
+def _upstream(error: dict[str, Any]) -> str:
+    """What the provider behind a router said, where the router repeats it."""
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, dict) else None
+    return f" ({raw if isinstance(raw, str) else json.dumps(raw)})" if raw else ""
 
 
 def _retry_after_ms(headers: Mapping[str, str]) -> float | None:

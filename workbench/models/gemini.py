@@ -86,7 +86,7 @@ class Gemini(WireModel):
 
     def _model_parts(self, message: ChatMessage, ids: CallIds, sent: dict[str, str]) -> list[dict[str, Any]]:
         """The parts of a reply: as they came where they're this model's, else made anew."""
-        state = state_of(message, self.provider, self.name)
+        state = state_of(message, self.provider, self.id)
         theirs: dict[str, str] = (state or {}).get("ids", {})
         calls = {call.id: call for call in message.tool_calls}
         for id in calls:
@@ -151,6 +151,7 @@ class _GeminiReply(Reply):
                     code="incomplete_stream",
                     provider=self._provider,
                     retryable=True,
+                    hint="Try again, or use another model.",
                 )
             self.finish = finish or self.finish
 

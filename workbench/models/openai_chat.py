@@ -115,7 +115,7 @@ class OpenAIChat(WireModel):
         return [*([_text(message.content)] if message.content.strip() else []), *_images(message)]
 
     def _assistant(self, message: ChatMessage, ids: CallIds, *, with_tools: bool) -> dict[str, Any]:
-        state = state_of(message, self.provider, self.name) or {}
+        state = state_of(message, self.provider, self.id) or {}
         theirs, extra = state.get("ids", {}), state.get("extra", {})
         # One string, never parts, which some models start to imitate; null where there are only calls.
         body: dict[str, Any] = {"role": "assistant", "content": message.content if message.content.strip() else None}

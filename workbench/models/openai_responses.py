@@ -74,7 +74,7 @@ class OpenAIResponses(WireModel):
 
     def _output(self, message: ChatMessage, ids: CallIds) -> list[dict[str, Any]]:
         """The items of a reply: as they came where they're this model's, else made anew."""
-        state = state_of(message, self.provider, self.name)
+        state = state_of(message, self.provider, self.id)
         calls = {call.id: call for call in message.tool_calls}
         items: list[dict[str, Any]] = []
         for item in state["items"] if state is not None else ():
@@ -187,7 +187,9 @@ class _ResponsesReply(Reply):
         """The end: the items that must come back, in their order."""
         super().flush()
         items = [
-            {"call": self._calls[index].id, "item": item} if index in self._calls else item
+            {"call": self._calls[index].id, "item": {**item, "call_id": self._calls[index].theirs}}
+            if index in self._calls
+            else item
             for index, item in sorted(self._items.items())
         ]
         self.state = packed({"items": items}) if items else None

@@ -13,7 +13,7 @@ from workbench.models.sse import EventReader, ServerEvent
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _SHOWN_CHARACTERS = 300
 # What reading data of another shape than was expected raises.
-_WRONG_DATA = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+WRONG_DATA = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
 class Receiver(Protocol):
@@ -89,7 +89,7 @@ class Reading:
             take()
         except ModelRequestError as error:
             self._fail(error)
-        except _WRONG_DATA as error:
+        except WRONG_DATA as error:
             unreadable = self._unreadable(text)
             unreadable.__cause__ = error
             self._fail(unreadable)
@@ -102,14 +102,25 @@ class Reading:
         self.failure = self.failure or error
 
     def _unreadable(self, text: str) -> ModelRequestError:
-        is_page = text.lstrip()[:1] == "<"
+        if text.lstrip()[:1] != "<":
+            return unreadable(self._provider, text)
         return ModelRequestError(
-            f"{self._provider} answered with what is no reply: {text.strip()[:_SHOWN_CHARACTERS]}",
-            code="invalid_request" if is_page else "incomplete_stream",
+            f"{self._provider} answered with a page: {text.strip()[:_SHOWN_CHARACTERS]}",
+            code="invalid_request",
             provider=self._provider,
-            retryable=not is_page,
-            hint=f"Check the base URL, {self._base_url}, and what stands between." if is_page else None,
+            hint=f"Check the base URL, {self._base_url}, and what stands between.",
         )
+
+
+def unreadable(provider: str, text: str) -> ModelRequestError:
+    """The error for an answer that is no reply, which may be one the next time."""
+    return ModelRequestError(
+        f"{provider} answered with what is no reply: {text.strip()[:_SHOWN_CHARACTERS]}",
+        code="incomplete_stream",
+        provider=provider,
+        retryable=True,
+        hint="Try again, or use another model.",
+    )
 
 
 def _is_stream(start: bytes) -> bool | None:

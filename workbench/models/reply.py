@@ -69,6 +69,13 @@ def joined(text: str) -> str:
     return text
 
 
+def _text_or_none(value: str | None) -> str | None:
+    """The value, which came from outside and may be anything. Raises TypeError."""
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{value!r} is no text")
+
+
 @dataclass(slots=True)
 class Call:
     """A call that is still being received; `theirs` is the provider's id of it, empty where it has none."""
@@ -102,9 +109,9 @@ class Call:
 class Reply(ABC):
     """What has come of a reply so far; each wire format has its own kind, which takes in the events.
 
-    `begun_at` is the moment of the first token, None before it. `finish` is the provider's reason, None while none was
-    said. `done` says that nothing more will come. `usage` holds what the provider reported so far, without our own clock;
-    `hour_writes` the tokens it cached for an hour; `state` what it needs back.
+    `begun_at` is the moment of the first token, None before it. `done` says that nothing more will come. `usage` holds what
+    the provider reported so far, without our own clock; `hour_writes` the tokens it cached for an hour; `state` what it
+    needs back.
     """
 
     def __init__(self, on_delta: OnDelta | None = None) -> None:
@@ -116,12 +123,21 @@ class Reply(ABC):
         self._opening: str | None = None
         self.calls: list[Call] = []
         self.images: list[ImageAttachment] = []
+        self._finish: str | None = None
         self.begun_at: float | None = None
-        self.finish: str | None = None
         self.done = False
         self.usage = Usage()
         self.hour_writes = 0
         self.state: bytes | None = None
+
+    @property
+    def finish(self) -> str | None:
+        """The provider's reason for the end, None while none was said."""
+        return self._finish
+
+    @finish.setter
+    def finish(self, reason: str | None) -> None:
+        self._finish = _text_or_none(reason)
 
     @property
     def finished(self) -> bool:
@@ -154,7 +170,7 @@ class Reply(ABC):
     def open_call(self, theirs: str = "", name: str = "", index: int | None = None) -> Call:
         """A further call."""
         self.begin()
-        self.calls.append(Call(theirs, name, index))
+        self.calls.append(Call(_text_or_none(theirs) or "", _text_or_none(name) or "", index))
         return self.calls[-1]
 
     def add_text(self, text: str) -> None:

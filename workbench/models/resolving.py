@@ -10,6 +10,7 @@ Keys and base URLs come from what is passed, else from config.toml, else from th
     api = "chat"                            # chat, responses, messages, gemini, openrouter
     profile = "vllm"
     base_url = "http://10.0.0.7:8000/v1"
+    stream_usage = false                    # it refuses to be asked for the usage of a stream
 
     [models."lab/qwen3"]                    # goes before what is known
     context_window = 131072
@@ -36,7 +37,7 @@ from workbench.models.keys import Key
 from workbench.models.openai_chat import OpenAIChat
 from workbench.models.openai_responses import OpenAIResponses
 from workbench.models.openrouter import OpenRouter
-from workbench.models.profiles import profile_of
+from workbench.models.profiles import Profile, profile_of
 from workbench.models.providers import LISTS, PROVIDERS, Api, Provider
 from workbench.models.wire import PATIENT, Endpoint, Timeouts, Wire
 
@@ -67,6 +68,7 @@ class ProviderSettings(BaseModel):
     proxy: str | None = None
     routing: dict[str, Any] = Field(default_factory=dict)
     stream: bool = True
+    stream_usage: bool | None = None
 
 
 class Settings(BaseModel):
@@ -107,6 +109,11 @@ def names(settings: Settings) -> list[str]:
     return [*PROVIDERS, *(name for name in settings.providers if name not in PROVIDERS)]
 
 
+def canonical(name: str) -> str:
+    """The name that a provider is listed under."""
+    return _ALIASES.get(name, name)
+
+
 def configured(
     name: str,
     settings: Settings,
@@ -116,7 +123,7 @@ def configured(
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Configured:
     """How the provider of that name would be asked. Raises ModelNotFoundError and OptionsError."""
-    name = _ALIASES.get(name, name)
+    name = canonical(name)
     said = settings.providers.get(name, ProviderSettings())
     provider = _provider(name, said)
     key = _key(provider, said, key_command)
@@ -163,13 +170,21 @@ def resolve(
         raise ModelRequestError(
             found.missing, code="auth", provider=found.provider.name, hint="Or give a --key-command that prints it."
         )
-    facts = settings.models.get(name) or facts_of(f"{_SAME_MODELS.get(provider_name, provider_name)}/{model}")
+    facts = facts_of(f"{_SAME_MODELS.get(provider_name, provider_name)}/{model}")
+    if name in settings.models:
+        said = settings.models[name]
+        facts = facts.model_copy(update={field: getattr(said, field) for field in said.model_fields_set})
     options: Mapping[str, Any] = {"facts": facts, "stream": found.settings.stream}
     if found.provider.api == "openrouter":
         return OpenRouter(model, found.endpoint, routing=found.settings.routing, **options)
     if found.provider.api == "chat":
-        return OpenAIChat(model, found.endpoint, profile=profile_of(found.provider.profile), **options)
+        return OpenAIChat(model, found.endpoint, profile=_profile(found), **options)
     return _CLASSES[found.provider.api](model, found.endpoint, **options)
+
+
+def _profile(found: Configured) -> Profile:
+    profile, usage = profile_of(found.provider.profile), found.settings.stream_usage
+    return profile if usage is None else replace(profile, stream_usage=usage)
 
 
 def _provider(name: str, said: ProviderSettings) -> Provider:

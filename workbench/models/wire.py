@@ -16,7 +16,7 @@ import anyio
 import httpx
 
 from workbench.errors import ModelRequestError, OptionsError
-from workbench.models.errors import model_http_error, model_network_error
+from workbench.models.errors import is_overflow, model_http_error, model_network_error
 from workbench.models.keys import Key, masked
 from workbench.models.reading import Reading, Receiver
 from workbench.models.sse import ServerEvent
@@ -27,6 +27,7 @@ _MOST_ERROR_BYTES = 1 << 20
 # After the reply is finished: for the usage, which may come behind it, and for the end of the bytes behind that.
 _USAGE_SECONDS = 15.0
 _END_SECONDS = 1.0
+_SECRET_WORDS = ("auth", "key", "token", "secret", "cookie")
 _STATUSES = {
     "overloaded_error": 529,
     "overloaded": 529,
@@ -55,8 +56,8 @@ class Timeouts:
     """Seconds: to `connect`, between two `bytes`, comments among them, and between two `events`, which aren't."""
 
     connect: float = 15.0
-    bytes: float = 120.0
-    events: float = 180.0
+    bytes: float = 180.0
+    events: float = 300.0
 
 
 PATIENT = Timeouts()
@@ -76,9 +77,9 @@ class Endpoint:
     key: Key | None = None
     key_header: str = ""
     key_prefix: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     query: Mapping[str, str] = field(default_factory=dict)
-    proxy: str | None = None
+    proxy: str | None = field(default=None, repr=False)
     timeouts: Timeouts = PATIENT
     transport: httpx.AsyncBaseTransport | None = None
 
@@ -97,16 +98,20 @@ class Wire:
             raise _bad_url(endpoint)
         self._is_local = _is_local(url.host)
         self._client: httpx.AsyncClient | None = None
+        self._users = 0
 
     async def __aenter__(self) -> Self:
-        self._client = self._new_client()
+        self._users += 1
+        if self._client is None:
+            self._client = self._new_client()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        client, self._client = self._client, None
-        if client is not None:
+        self._users -= 1
+        if self._users == 0 and self._client is not None:
+            client, self._client = self._client, None
             await client.aclose()
 
     async def post(self, path: str, body: Mapping[str, Any], receiver: Receiver, *, stream: bool = True) -> None:
@@ -139,6 +144,8 @@ class Wire:
         secret = await endpoint.key.read(endpoint.provider) if endpoint.key is not None else ""
         headers = {**headers, **endpoint.headers}
         if secret:
+            if not (secret.isascii() and secret.isprintable()):
+                raise self._refusal("The key holds what no header can.", "Copy it again.", code="auth")
             headers[endpoint.key_header] = endpoint.key_prefix + secret
         # An answer in one piece comes after all of it was thought of: silence before it means nothing.
         silence = endpoint.timeouts.bytes if stream else endpoint.timeouts.events
@@ -151,13 +158,8 @@ class Wire:
                 extensions={"timeout": httpx.Timeout(silence, connect=endpoint.timeouts.connect).as_dict()},
             )
         except UnicodeEncodeError:
-            # Its text would show the key.
-            raise ModelRequestError(
-                f"The key for {endpoint.provider} holds what no header can.",
-                code="auth",
-                provider=endpoint.provider,
-                hint="Copy it again.",
-            ) from None
+            # Its text would show what is in the header.
+            raise self._refusal("A header holds what isn't ASCII.", "Correct it in config.toml.") from None
         try:
             if self._client is not None:
                 await self._exchange(self._client, request, receiver)
@@ -167,7 +169,7 @@ class Wire:
         except ModelRequestError as error:
             if error.code == "auth" and endpoint.key is not None:
                 endpoint.key.forget()
-            _mask(error, secret, *_credentials(endpoint.proxy))
+            _mask(error, secret, *_credentials(endpoint.proxy), *_secret_headers(endpoint.headers))
             raise
 
     async def _exchange(self, client: httpx.AsyncClient, request: httpx.Request, receiver: Receiver) -> None:
@@ -227,6 +229,7 @@ class Wire:
             code="network",
             provider=self.endpoint.provider,
             retryable=True,
+            hint="Try again, or use another model.",
         )
 
     def _new_client(self) -> httpx.AsyncClient:
@@ -239,11 +242,14 @@ class Wire:
                 trust_env=not self._is_local,
             )
         except (ValueError, ImportError, httpx.InvalidURL):
-            raise ModelRequestError(
-                f"The proxy for {endpoint.provider} can't be used.",
-                provider=endpoint.provider,
-                hint="A proxy is http://HOST:PORT; for socks5://HOST:PORT install httpx[socks].",
-            ) from None  # its text may hold the proxy's password
+            # Its text may hold the proxy's password.
+            raise self._refusal(
+                "The proxy can't be used.", "A proxy is http://HOST:PORT; for socks5:// install httpx[socks]."
+            ) from None
+
+    def _refusal(self, what: str, hint: str, *, code: str = "invalid_request") -> ModelRequestError:
+        provider = self.endpoint.provider
+        return ModelRequestError(f"{provider} can't be asked. {what}", code=code, provider=provider, hint=hint)
 
 
 class _Whole:
@@ -272,8 +278,8 @@ def stream_error(provider: str, error: Any) -> ModelRequestError:
     )
     body = json.dumps({"error": described}, ensure_ascii=False).encode("utf-8", "replace")
     if status is None:
-        text = body.decode().lower()
-        status = 529 if "overloaded" in text else 400 if "context" in text and "maximum" in text else 502
+        text = body.decode()
+        status = 529 if "overloaded" in text.lower() else 400 if is_overflow(text) else 502
     return model_http_error(provider, status, {}, body)
 
 
@@ -286,7 +292,13 @@ def _status(named: Any) -> int | None:
 
 
 def _incomplete(provider: str, what: str) -> ModelRequestError:
-    return ModelRequestError(f"{what}, from {provider}.", code="incomplete_stream", provider=provider, retryable=True)
+    return ModelRequestError(
+        f"{what}, from {provider}.",
+        code="incomplete_stream",
+        provider=provider,
+        retryable=True,
+        hint="Try again, or use another model.",
+    )
 
 
 async def _beginning(response: httpx.Response) -> bytes:
@@ -310,6 +322,10 @@ def _credentials(url: str | None) -> tuple[str, ...]:
         return tuple(filter(None, (httpx.URL(url).password, httpx.URL(url).userinfo.decode())))
     except (httpx.InvalidURL, UnicodeDecodeError):
         return ()
+
+
+def _secret_headers(headers: Mapping[str, str]) -> list[str]:
+    return [value for name, value in headers.items() if any(word in name.lower() for word in _SECRET_WORDS)]
 
 
 def _bad_url(endpoint: Endpoint) -> OptionsError:

@@ -94,9 +94,13 @@ class DiffReport(Frozen):
 
 
 class ReviewedHunkReport(HunkReport):
-    """A hunk and what was decided of it: `accepted` is None where nothing was. `parts` are what it can be taken apart into."""
+    """A hunk and what was decided of it: `accepted` is None where nothing was. `parts` are what it can be taken apart into.
+
+    `edited` are the lines that were accepted instead of it.
+    """
 
     accepted: bool | None = None
+    edited: tuple[str, ...] | None = None
     parts: tuple[ReviewedHunkReport, ...] = ()
 
 
@@ -225,6 +229,7 @@ class BranchReport(Frozen):
     commit: str
     digest: str
     uncommitted: tuple[PathReport, ...]
+    carried: tuple[str, ...] = ()
 
 
 class UnmergedReport(PathReport):
@@ -572,3 +577,16 @@ class PruneReport(Frozen):
     workspaces: tuple[PathReport, ...]
     freed: int
     failed: tuple[dict[str, str | None], ...] = ()
+
+
+class PurgedReport(PathReport):
+    """A path that was purged, and how many checkpoints held it."""
+
+    checkpoints: int
+
+
+class PurgeReport(Frozen):
+    """`workbench prune --purge PATH --json`, and the same of `workbench checkpoint --purge`."""
+
+    version: int = 1
+    purged: tuple[PurgedReport, ...]

@@ -71,3 +71,41 @@ class Rewound(Frozen):
 
     removed: int
     messages: tuple[ChatMessage, ...]
+
+
+class WorkspaceRewound(Rewound):
+    """As `Rewound`, and which paths are what they were, and how many processes that ended."""
+
+    restored: tuple[bytes, ...] = ()
+    ended_processes: int = 0
+
+
+class TravelRecord(Frozen):
+    """A rewind of a workspace's files, its conversation, or both; it's taken back by making the same way in reverse.
+
+    `message_id` is where it goes to. `after` is the number of the newest checkpoint before it began, and `before` the id of
+    the one that holds what the files were, empty where they were the same. `head` is the last message that survives, empty
+    where none does, `removed` what came after it.
+    """
+
+    kind: Literal["rewind", "redo"]
+    message_id: str
+    files: bool
+    conversation: bool
+    after: int
+    before: str = ""
+    head: str = ""
+    removed: tuple[ChatMessage, ...] = ()
+
+
+class TravelsRecord(Frozen):
+    """`travels.json` beside a session: where its files and its conversation go together.
+
+    `under_way` was begun, and may have been cut short; `undone` can be taken back, the last one first. `started` are the ids
+    of all messages that a run was begun with, of those that aren't in the conversation too.
+    """
+
+    version: int = 1
+    started: tuple[str, ...] = ()
+    under_way: TravelRecord | None = None
+    undone: tuple[TravelRecord, ...] = ()

@@ -53,8 +53,8 @@ class View:
         """Whether what is at a path is the lower's."""
         return path not in self.manifest.entries and not self._hides.above(path)
 
-    def state(self, path: bytes) -> State | None:
-        """What is to be seen at a path, None where nothing is. Raises OSError."""
+    def state(self, path: bytes, like: str = "") -> State | None:
+        """What is to be seen at a path, None where nothing is; `like` as of `ContentHasher`. Raises OSError."""
         entry = self.entry(path)
         if entry is not None:
             return None if entry.kind is Kind.WHITEOUT else State(entry.kind, entry.mode, entry.size, entry.blob)
@@ -63,7 +63,7 @@ class View:
             return None
         stat = found.stat
         reads = self.reads and stat.kind in _CONTENT
-        blob = content_id(self.lower, path, found, like=_LIKE_GIT) if reads else ""
+        blob = content_id(self.lower, path, found, like=like or _LIKE_GIT) if reads else ""
         if blob:
             self._revealed[blob] = path
         return State(stat.kind, stat.mode, stat.size if stat.kind in _CONTENT else 0, blob)

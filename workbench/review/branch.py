@@ -19,6 +19,7 @@ from dulwich.config import ConfigFile
 from workbench.errors import CommitError, OptionsError
 from workbench.review import git
 from workbench.review.bases import BIG, steps_of
+from workbench.review.carried import Carried
 from workbench.review.changeset import ChangeSet, State
 from workbench.review.diff import quoted
 from workbench.review.plan import check_landable
@@ -37,23 +38,33 @@ _EXECUTABLE = 0o100
 class Branch:
     """A branch that was made, and the id of its commit.
 
-    `uncommitted` are paths that the person had changed and not committed: the branch has what the overlay made of that.
+    `carried` are the agent's own commits on it, oldest first. `uncommitted` are paths that the person had changed and not
+    committed: the branch has what the overlay made of that.
     """
 
     name: str
     commit: str
     uncommitted: tuple[bytes, ...]
+    carried: tuple[str, ...] = ()
 
 
 def make_branch(
-    lower: LocalStorage, changes: ChangeSet, store: Blobs, name: str, *, message: str = "", author: str = ""
+    lower: LocalStorage,
+    changes: ChangeSet,
+    store: Blobs,
+    name: str,
+    *,
+    message: str = "",
+    author: str = "",
+    history: Carried | None = None,
 ) -> Branch:
     """Make a branch of what HEAD has with a change set on it.
 
-    `author` is `NAME <EMAIL>`, else the person whom git's configuration names. Directories by themselves aren't in it, nor
-    modes beyond the executable bit. Raises OptionsError for a name that can't be a branch's or an author that can't be
-    one; CommitError: no_repository, branch_exists, not_landable, commit_failed; WorkspaceError (workspace_unreadable),
-    OSError, CheckpointError.
+    With a `history` its commits are on the branch, and last, where they don't end with the very same tree, one that
+    brings them to it. `author` is `NAME <EMAIL>`, else the person whom git's configuration names. Directories by
+    themselves aren't in it, nor modes beyond the executable bit. Raises OptionsError for a name that can't be a branch's or
+    an author that can't be one; CommitError: no_repository, branch_exists, not_landable, commit_failed; WorkspaceError
+    (workspace_unreadable), OSError, CheckpointError.
     """
     if author and not _PERSON.fullmatch(author):
         raise OptionsError(f"{author!r} isn't an author.", hint="An author looks like 'Name <email@example.com>'.")
@@ -70,6 +81,8 @@ def make_branch(
     reference = _new_branch(directory, name)
     head = git.run(["rev-parse", "--verify", "--quiet", "HEAD^{commit}"], directory=directory).stdout.decode().strip()
     uncommitted = tuple(_uncommitted(directory, head, steps)) if head else ()
+    if history is not None:
+        _require(git.run(["index-pack", "--strict", "--stdin"], directory=directory, stdin=history.pack))
     stream = io.BytesIO()
     now = int(time.time())
     text = (message or f"{sum(not change.implied for change in changes.changes)} changes, by workbench").encode()
@@ -86,8 +99,29 @@ def make_branch(
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, b"fast_import_crash_%d" % done.pid))
     _require(done)
-    made = _require(git.run(["rev-parse", "--verify", reference], directory=directory))
-    return Branch(name, made.decode().strip(), uncommitted)
+    made = _require(git.run(["rev-parse", "--verify", reference], directory=directory)).strip()
+    if history is not None:
+        made = _onto(directory, reference, made, history.tip)
+    return Branch(name, made.decode(), uncommitted, history.commits if history is not None else ())
+
+
+def _onto(directory: bytes, reference: bytes, made: bytes, tip: str) -> bytes:
+    """Have a branch that was made continue from `tip`, with the same tree; its commit."""
+    trees = [
+        _require(git.run(["rev-parse", "--verify", commit + b"^{tree}"], directory=directory))
+        for commit in (made, tip.encode())
+    ]
+    commit = tip.encode()
+    if trees[0] != trees[1]:
+        head, _, text = _require(git.run(["cat-file", "commit", made], directory=directory)).partition(b"\n\n")
+        people = [line for line in head.splitlines() if line.startswith((b"author ", b"committer "))]
+        lines = [b"tree " + trees[0].strip(), b"parent " + commit, *people, b"", text]
+        written = git.run(
+            ["hash-object", "-t", "commit", "-w", "--stdin"], directory=directory, stdin=b"\n".join(lines)
+        )
+        commit = _require(written).strip()
+    _require(git.run(["update-ref", reference, commit, made], directory=directory))
+    return commit
 
 
 def _files(steps: dict[bytes, tuple[State | None, State | None]], store: Blobs) -> Iterator[bytes]:

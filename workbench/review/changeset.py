@@ -59,7 +59,7 @@ class Change:
     `renamed_from` the old one, `old` and `new` what stood and stands there. `risk` says why the path is risky, empty
     where it isn't. `implied` marks a directory that comes or goes with what is in it: it lands like any other, and no
     listing shows it. `drops_setid` marks a new file or directory whose setuid or setgid bit stays behind: `new.mode` is
-    already without it.
+    already without it. `similarity` is in percent, of a rename: less than 100 only where it's shown as one (see `similar`).
     """
 
     path: bytes
@@ -71,6 +71,7 @@ class Change:
     new_executable: bool = False
     drops_setid: bool = False
     implied: bool = False
+    similarity: int = 100
 
     def steps(self) -> Iterator[tuple[bytes, State | None, State | None]]:
         """The single-path steps of this change, each (path, old, new): two for a rename, else one."""

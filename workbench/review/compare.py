@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -203,7 +205,19 @@ class _Comparison:
             return
         new = State(Kind.DIR, entry.mode & _LANDING)
         kind = ChangeKind.ADDED if old is None else ChangeKind.KIND
-        self._change(path, kind, self._old_state(path, old), new, drops_setid=bool(entry.mode & _SETID))
+        dropped = entry.mode & _SETID
+        drops = bool(dropped & stat.S_ISUID or (dropped and not self._inherits_group(path)))
+        self._change(path, kind, self._old_state(path, old), new, drops_setid=drops)
+
+    def _inherits_group(self, path: bytes) -> bool:
+        """Whether what is made at a path gets a setgid bit from the real directory above it."""
+        while path:
+            path = os.path.dirname(path)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                above = self._lower.stat(path)
+                if above.kind is Kind.DIR:
+                    return bool(above.mode & stat.S_ISGID)
+        return False
 
     def _compare_leaf(self, path: bytes, entry: Entry, old: Stat | None) -> None:
         new = State(entry.kind, entry.mode & _LANDING, entry.size, entry.blob)

@@ -176,7 +176,8 @@ class _Diff:
 
     old: _Side | None
     new: _Side | None
-    is_rename: bool = False
+    similarity: int = 0
+    """Of a rename, in percent."""
 
     @property
     def is_equal(self) -> bool:
@@ -207,8 +208,8 @@ class _Diff:
         new_name = new.path if new else old_name
         yield b"diff --git %s %s\n" % (quoted(b"a/" + old_name), quoted(b"b/" + new_name))
         yield from self._modes()
-        if self.is_rename:
-            yield b"similarity index 100%\n"
+        if self.similarity:
+            yield b"similarity index %d%%\n" % self.similarity
             yield b"rename from %s\n" % quoted(old_name)
             yield b"rename to %s\n" % quoted(new_name)
         if self.is_equal:
@@ -270,7 +271,7 @@ def _diffs(change: Change, lower: Storage, store: Contents) -> Iterator[_Diff]:
         yield _Diff(old, None)
         yield _Diff(None, new)
     elif old is not None or new is not None:
-        yield _Diff(old, new, is_rename=change.kind is ChangeKind.RENAMED)
+        yield _Diff(old, new, change.similarity if change.kind is ChangeKind.RENAMED else 0)
 
 
 def _old_side(path: bytes, state: State | None, lower: Storage) -> _Side | None:
@@ -424,7 +425,7 @@ def _renaming(old: bytes, new: bytes) -> bytes:
 
 def _letter(change: Change) -> bytes:
     if change.kind is ChangeKind.RENAMED:
-        return b"R100"
+        return b"R%03d" % change.similarity
     if change.kind is ChangeKind.KIND:
         if change.old is not None and change.old.kind is Kind.DIR:
             return b"A"

@@ -13,6 +13,7 @@ from workbench.checkpoints.scan import Sink
 from workbench.checkpoints.stacking import whiteout
 from workbench.review.bases import holds, look
 from workbench.review.between import View
+from workbench.review.changeset import State
 from workbench.review.journal import Action, Operation
 from workbench.review.landed import Committed
 from workbench.review.pre_images import operations_of, placed, pre_images
@@ -24,7 +25,7 @@ from workbench.vfs.storage import Kind
 @dataclass(frozen=True, slots=True)
 class Inverse:
     """`manifest` has the layer and what it departs from; `left` are paths that a person has changed since, or that nothing
-    was kept of: they stay as they are."""
+    was kept of: they stay as they are. What is as it was before already, after a revert, is neither."""
 
     manifest: Manifest
     left: tuple[bytes, ...]
@@ -50,6 +51,8 @@ class _Inverse:
     entries: dict[bytes, Entry] = field(default_factory=dict)
     bases: dict[bytes, Base] = field(default_factory=dict)
     left: set[bytes] = field(default_factory=set)
+    back: dict[bytes, Base] = field(default_factory=dict)
+    """What is as it was before the commit, as it stands in the real workspace or is absent there."""
     children: dict[bytes, list[bytes]] = field(default_factory=dict)
     """What landed, by the directory that it lies in."""
 
@@ -66,9 +69,11 @@ class _Inverse:
                 self._change_mode(operation)
             elif self._is_ours(operation.path):
                 self._put_tree(operation, old)
-            else:
+            elif not self._is_back(operation, old):
                 self.left.add(operation.path)
-        self.bases |= self.committed.landed_bases
+        # What is as it was departs from what stands there, not from what landed.
+        self.bases |= {path: base for path, base in self.committed.landed_bases.items() if path not in self.back}
+        self.bases |= {path: base for path, base in self.back.items() if self.view.shows_lower(path)}
 
     def _holds(self, path: bytes) -> bool:
         base = self.committed.landed_bases[path]
@@ -99,6 +104,41 @@ class _Inverse:
                 waiting += known
         return True
 
+    def _is_back(self, operation: Operation, old: Mapping[bytes, Entry]) -> bool:
+        """Whether what an operation took out stands there again, and nothing else."""
+        before = placed(old, operation)
+        modes = {base.path: base.mode for base in operation.old}
+        found: dict[bytes, Base] = {}
+        waiting = [operation.path]
+        while waiting:
+            path = waiting.pop()
+            known = before.get(path)
+            if known is None or known.omitted:
+                return False
+            base = self._standing(path, State(known.kind, modes.get(path, known.mode), known.size, known.blob))
+            if base is None:
+                return False
+            found[path] = base
+            if known.kind is Kind.DIR:
+                waiting += [paths.join(path, name) for name in self.view.list(path)]
+        if found.keys() != before.keys():
+            return False
+        self.back |= found
+        return True
+
+    def _standing(self, path: bytes, before: State | None) -> Base | None:
+        """What stands at a path, where that is what was there before; else None."""
+        blob = before.blob if before is not None else ""
+        try:
+            # First: where somebody saves meanwhile, this is the older.
+            found = look(self.view.lower, path)
+            if self.view.state(path, like=blob) != before:
+                return None
+        except OSError:
+            # What can't be looked at is somebody else's by now.
+            return None
+        return Base(path, Certainty.ABSENT) if found is None else found.base(path, blob)
+
     def _hide(self, path: bytes) -> None:
         """Hide what landed as new: all of it, or where a person has worked in it, only what is as it landed."""
         waiting = [path]
@@ -106,6 +146,10 @@ class _Inverse:
             path = waiting.pop()
             if self._is_ours(path):
                 self._put(whiteout(path))
+                continue
+            if base := self._standing(path, None):
+                self.back[path] = base
+                waiting += self.children.get(path, [])
                 continue
             self.left.add(path)
             base = self.committed.landed_bases[path]
@@ -138,7 +182,12 @@ class _Inverse:
     def _change_mode(self, operation: Operation) -> None:
         path = operation.path
         if not self._holds(path):
-            self.left.add(path)
+            state = self.view.state(path)
+            base = self._standing(path, state) if state is not None and state.mode == operation.old_mode else None
+            if base is None:
+                self.left.add(path)
+            else:
+                self.back[path] = base
             return
         entry = self.view.entry(path) or directory_entry(self.view.lower, path) or self._file(path)
         self._put(replace(entry, mode=operation.old_mode, opaque=False))

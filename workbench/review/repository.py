@@ -113,7 +113,7 @@ class GitDirectory:
 
     def _facts(self) -> Iterator[bytes]:
         yield (_read(self.private_fd, b"HEAD") or b"").strip()
-        refs = dict(_packed_refs(_read(self.common_fd, b"packed-refs") or b""))
+        refs = dict(packed_refs(_read(self.common_fd, b"packed-refs") or b""))
         for fd in (self.common_fd, self.private_fd) if self.is_linked else (self.common_fd,):
             refs.update(_loose_refs(fd))
         for name in sorted(refs):
@@ -288,7 +288,8 @@ def _read(dir_fd: int, name: bytes, limit: int = -1) -> bytes | None:
         return file.read(limit)
 
 
-def _packed_refs(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+def packed_refs(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The names and ids in the content of a `packed-refs` file."""
     for line in content.split(b"\n"):
         identity, _, name = line.partition(b" ")
         if name and not line.startswith((b"#", b"^")):

@@ -74,6 +74,13 @@ class ShownDigests:
                 return record
         return None
 
+    def withdraw(self, terminal: str) -> None:
+        """No longer say that anything was shown last on a terminal; each digest can still be named."""
+        for record in self._newest_first():
+            if terminal and record.terminal == terminal:
+                self.add(record.digest, record.checkpoint, "", record.selection, record.included)
+                os.unlink(self._file(record.digest, terminal))
+
     def checkpoints(self) -> list[str]:
         """The commits of the checkpoints that they stand for: what may still be landed."""
         return [record.checkpoint for record in self._newest_first()]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import anyio
-from anyio.abc import ByteStream, SocketStream
+from anyio.abc import ByteStream
+
+from workbench.sandbox.unix_stream import UnixStream
 
 _STDERR_KEPT = 16 << 10
 _READ_SIZE = 256 << 10
@@ -23,7 +25,7 @@ class AttachStream(ByteStream):
     closes both.
     """
 
-    def __init__(self, stream: SocketStream, received: bytes = b"") -> None:
+    def __init__(self, stream: UnixStream, received: bytes = b"") -> None:
         self._stream = stream
         self._rest = b""
         self._kind = 0
@@ -87,7 +89,7 @@ class AttachStream(ByteStream):
         self._rest = data[at:]
 
 
-async def upgrade(path: str, request: bytes) -> tuple[SocketStream, bytes, bytes]:
+async def upgrade(path: str, request: bytes) -> tuple[UnixStream, bytes, bytes]:
     """Send an HTTP/1.1 request that turns its connection into a raw stream.
 
     Args:
@@ -97,7 +99,7 @@ async def upgrade(path: str, request: bytes) -> tuple[SocketStream, bytes, bytes
     Returns the connection, the head of the answer (without its empty line), and what came after that. Raises OSError
     where the socket can't be reached, anyio.EndOfStream or anyio.BrokenResourceError where the engine went away.
     """
-    stream = await anyio.connect_unix(path)
+    stream = await UnixStream.connect(path)
     try:
         await stream.send(request)
         received = b""

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 from anyio import to_thread
-from anyio.abc import SocketAttribute, UNIXSocketStream
 
 from workbench.errors import OptionsError, OverlayError, SandboxError
 from workbench.sandbox import frames, runtime
 from workbench.sandbox.connection import SupervisorConnection
 from workbench.sandbox.job import AttachedJob
+from workbench.sandbox.unix_stream import UnixStream
 
 # What is only needed now and then is imported then: it would cost every command.
 if TYPE_CHECKING:
@@ -63,9 +63,10 @@ class Allowed:
 class KeeperClient(SupervisorConnection):
     """A connection to an overlay's keeper. Commands that it started end with it; the sandbox stays."""
 
-    def __init__(self, stream: UNIXSocketStream) -> None:
+    def __init__(self, stream: UnixStream) -> None:
         """Use `connect`, `start` or `ensure`."""
         super().__init__(stream)
+        self._socket = stream.socket
         self._greeting: frames.Json | None = None
 
     @classmethod
@@ -79,7 +80,7 @@ class KeeperClient(SupervisorConnection):
         if path is None:
             return None
         try:
-            stream = await anyio.connect_unix(path)
+            stream = await UnixStream.connect(path)
         except OSError:
             return None
         client = cls(stream)
@@ -270,8 +271,7 @@ class KeeperClient(SupervisorConnection):
             raise failed
 
     async def _greet(self) -> KeeperClient | None:
-        peer = self._stream.extra(SocketAttribute.raw_socket)
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         if _CREDENTIALS.unpack(credentials)[1] not in (os.geteuid(), 0):
             raise SandboxError("What listens for this overlay is another user's process.", code="keeper_failed")
         with anyio.move_on_after(_GREETING_SECONDS):

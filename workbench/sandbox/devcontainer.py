@@ -26,12 +26,12 @@ def offered(root: Storage) -> str | None:
     Args:
         root: the workspace.
 
-    Returns one line for people, or None. Raises OSError where the file is there and can't be read.
+    Returns one line for people, or None.
     """
     try:
         with root.open(PATH) as file:
             text = file.read(_SIZE_LIMIT).decode("utf-8", "replace")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except OSError:
         return None
     try:
         settings = json.loads(_without_comments(text))

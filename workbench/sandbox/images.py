@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from workbench.errors import OptionsError, SandboxError
+from workbench.sandbox.agents import AGENTS
 from workbench.sandbox.engine import Engine, EngineRefusedError
 
 if TYPE_CHECKING:
@@ -29,10 +32,21 @@ DEFAULT = f"workbench/python:{VERSION}"
 """The image of a sandbox for which none was named."""
 
 _PREFIX = "workbench/"
-_RECIPES = ("base", "python")
+_PARENTS = {"base": "", "python": "base", "node": "python", **dict.fromkeys(AGENTS, "node")}
+"""Every image of our own, and the one that it is built over."""
+
+BASIC = ("base", "python")
+"""Those that every workspace may need: they can be made without a registry of images."""
+
 _FROM = "debian:bookworm-slim"
 _SEARCH_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_PASSED_ON = (
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+    *("PIP_INDEX_URL", "npm_config_registry"),
+)
+_TRUSTED = ("NODE_EXTRA_CA_CERTS", "PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""Where a proxy on the way signs anew, one of these names who is trusted here; so must it be in a build."""
+
 _PULL_SECONDS = 1800
 
 Report = Callable[[str], None]
@@ -53,14 +67,14 @@ def reference(image: str) -> str:
     """The full name of an image: our own ones get their version where no tag is given, nothing is the default one."""
     if not image:
         return DEFAULT
-    return f"{image}:{VERSION}" if image in {_PREFIX + name for name in _RECIPES} else image
+    return f"{image}:{VERSION}" if image in {_PREFIX + name for name in _PARENTS} else image
 
 
 def list(engine: Engine | None = None) -> tuple[OwnImage, ...]:
     """Our own images, built or not. Raises SandboxError (engine_unavailable)."""
     engine = engine or Engine()
     found = []
-    for name in _RECIPES:
+    for name in _PARENTS:
         facts = engine.image(_own(name))
         if facts is None:
             found.append(OwnImage(name, _own(name)))
@@ -82,7 +96,7 @@ def ensure(image: str, report: Report, *, engine: Engine | None = None) -> str:
     """
     engine = engine or Engine()
     image = reference(image)
-    own = next((name for name in _RECIPES if image == _own(name)), None)
+    own = next((name for name in _PARENTS if image == _own(name)), None)
     facts = engine.image(image)
     if facts is not None and (own is None or facts.labels.get(RECIPE_LABEL) == _recipe_hash(own)):
         return facts.identifier
@@ -116,7 +130,7 @@ def build(name: str, report: Report, *, engine: Engine | None = None) -> str:
     """Build one of our own images anew, from its Dockerfile, or from Debian packages where no registry can be reached.
 
     Args:
-        name: `base` or `python`, with or without `workbench/` before it.
+        name: of `list`, with or without `workbench/` before it.
         report: hears how that goes, a line each.
         engine: found where it isn't given.
 
@@ -132,6 +146,10 @@ def build(name: str, report: Report, *, engine: Engine | None = None) -> str:
 
 
 def _build(engine: Engine, name: str, report: Report) -> str:
+    if name not in BASIC:
+        ensure(_own(_PARENTS[name]), report, engine=engine)
+        report(f"Building {_own(name)}: a minute or two")
+        return _build_dockerfile(engine, name, report)
     if engine.image(_FROM) is None:
         report(f"Pulling the image {_FROM}")
         refused = _pull(engine, _FROM)
@@ -175,8 +193,8 @@ def _own(name: str) -> str:
 
 def _short(name: str) -> str:
     short = name.removeprefix(_PREFIX).removesuffix(f":{VERSION}")
-    if short not in _RECIPES:
-        raise OptionsError(f"{name} isn't an image that workbench builds.", hint=f"Those are {', '.join(_RECIPES)}.")
+    if short not in _PARENTS:
+        raise OptionsError(f"{name} isn't an image that workbench builds.", hint=f"Those are {', '.join(_PARENTS)}.")
     return short
 
 
@@ -184,16 +202,20 @@ def _short(name: str) -> str:
 def _recipe_hash(name: str) -> str:
     files = ["offline"]
     for part in _layers(name):
-        files += [f"{part}/Dockerfile", f"{part}/packages"]
+        files += [f"{part}/{file}" for file in sorted(os.listdir(recipes() / part))]
     digest = hashlib.sha256()
     for file in files:
         content = (recipes() / file).read_bytes()
         digest.update(f"{file} {len(content)}\n".encode() + content)
+    if name in AGENTS:
+        digest.update(AGENTS[name].package.encode())
     return digest.hexdigest()[:16]
 
 
 def _layers(name: str) -> tuple[str, ...]:
-    return ("base",) if name == "base" else ("base", name)
+    """The directories of the recipes that an image is made of."""
+    parent = _PARENTS[name]
+    return (*(_layers(parent) if parent else ()), "agent" if name in AGENTS else name)
 
 
 def _labels(name: str) -> dict[str, str]:
@@ -228,13 +250,18 @@ def _pull(engine: Engine, image: str) -> str:
 def _build_dockerfile(engine: Engine, name: str, report: Report) -> str:
     from docker.errors import APIError
 
-    arguments = {variable: os.environ[variable] for variable in _PROXIES if variable in os.environ}
-    if name != "base":
-        arguments["BASE"] = _own("base")
+    arguments = {variable: os.environ[variable] for variable in _PASSED_ON if variable in os.environ}
+    if parent := _PARENTS[name]:
+        arguments["BASE"] = _own(parent)
+    if name in AGENTS:
+        arguments["PACKAGE"] = AGENTS[name].package
     client = _client(engine)
     try:
         events = client.build(
-            path=str(recipes() / name),
+            fileobj=_context(recipes() / _layers(name)[-1]),
+            custom_context=True,
+            # The newest of an agent is wanted, whatever an earlier build has got.
+            nocache=name in AGENTS,
             tag=_own(name),
             labels=_labels(name),
             buildargs=arguments,
@@ -251,6 +278,19 @@ def _build_dockerfile(engine: Engine, name: str, report: Report) -> str:
     if failure:
         raise _not_built(name, failure)
     return _built(engine, name)
+
+
+def _context(recipe: Path) -> io.BytesIO:
+    """What the engine gets to build from: the recipe, and whom to trust on the way to what it fetches."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in sorted(os.listdir(recipe)):
+            archive.add(recipe / name, name)
+        trusted = next((os.environ[variable] for variable in _TRUSTED if os.environ.get(variable)), "")
+        if os.path.isfile(trusted):
+            archive.add(os.path.realpath(trusted), "ca.pem")
+    packed.seek(0)
+    return packed
 
 
 def _build_network(engine: Engine) -> str | None:

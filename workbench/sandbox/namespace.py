@@ -21,13 +21,14 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteStream, UNIXSocketStream
+from anyio.abc import ByteStream
 
 from workbench.errors import OptionsError, SandboxError
 from workbench.sandbox import namespace_root
 from workbench.sandbox.backend import SandboxSpec, lost
 from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
 from workbench.sandbox.targets import mount_options
+from workbench.sandbox.unix_stream import UnixStream
 
 _STDERR_KEPT = 16 << 10
 _END_SECONDS = 10.0
@@ -71,7 +72,7 @@ def lacks() -> str:
 class NamespaceStream(ByteStream):
     """Standard input and output of the sandbox's PID 1; the last 16 kB of its standard error are kept in `stderr`."""
 
-    def __init__(self, stream: UNIXSocketStream, errors: int) -> None:
+    def __init__(self, stream: UnixStream, errors: int) -> None:
         """Takes over both: `stream`, and `errors`, the reading end of a pipe."""
         self._stream = stream
         self._errors = errors
@@ -227,9 +228,8 @@ class NamespaceBackend:
                 cwd="/",
                 start_new_session=True,
             )
-            ours.setblocking(False)
             kept = ours.dup()
-        return NamespaceStream(await UNIXSocketStream.from_socket(kept), errors)
+        return NamespaceStream(UnixStream(kept), errors)
 
     def _confined(self, stack: contextlib.ExitStack) -> tuple[list[str], list[int]]:
         """What goes before the command that is to be confined, and the descriptors that it needs."""

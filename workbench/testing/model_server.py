@@ -6,7 +6,6 @@ import contextlib
 import json
 import select
 import socket
-import struct
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -207,8 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self.close_connection = True
                     return
             if number == reply.cut_after:
-                # A reset, as of a process that was killed: an orderly end would look like one.
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                # Without the mark of the end, so that nobody can take it for one.
                 self.close_connection = True
                 return
             if number == reply.end_after:
@@ -245,4 +243,4 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _cut(data: bytes, size: int) -> Iterable[bytes]:
     size = size or _SENT_AT_ONCE
-    return [data[start : start + size] for start in range(0, len(data), size)]
+    return (data[start : start + size] for start in range(0, len(data), size))

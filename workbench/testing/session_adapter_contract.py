@@ -40,7 +40,7 @@ _CAPS = (
     SessionPromptsOptions(max_prompts=1, max_characters=3),
     SessionPromptsOptions(max_characters=0),
 )
-_MUTATIONS = 40
+_MUTATIONS = 20
 
 
 class CountingPlatform(LocalPlatform):

@@ -19,8 +19,10 @@ _WRITERS = frozenset(
     (
         "create",
         "create_file",
+        "create_new_file",
         "edit",
         "edit_file",
+        "editor",
         "editedexistingfile",
         "newfilecreated",
         "multi_edit",
@@ -55,7 +57,8 @@ def written_files(name: str, arguments: object) -> Iterator[tuple[str, EditActio
             return
         arguments = _parsed(arguments) if arguments.startswith("{") else None
     given = mapping(arguments)
-    patches = "\n".join(text for text in _strings(given) if _PATCH in text)
+    texts = (text for value in given.values() for text in (value if isinstance(value, list) else (value,)))
+    patches = "\n".join(text for text in texts if isinstance(text, str) and _PATCH in text)
     if patches:
         yield from _patched(patches)
     elif name.rpartition("__")[2].rpartition(".")[2].lower() in _WRITERS and given.get("command") not in _ONLY_READ:

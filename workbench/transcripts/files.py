@@ -27,7 +27,16 @@ from workbench.transcripts.models import (
     UnknownFormat,
 )
 from workbench.transcripts.platform import SessionPlatform, SessionStat
-from workbench.transcripts.reading import Ends, Record, raise_if_cancelled, read_document, read_ends, read_records, walk
+from workbench.transcripts.reading import (
+    Ends,
+    Record,
+    raise_if_cancelled,
+    read_document,
+    read_document_ends,
+    read_ends,
+    read_records,
+    walk,
+)
 from workbench.transcripts.recorder import Recorder
 from workbench.transcripts.values import cut, parse
 
@@ -36,11 +45,11 @@ PROMPT_LENGTH, TITLE_LENGTH = 500, 80
 
 @dataclass(frozen=True, slots=True)
 class SessionFile:
-    """One file that holds a session. `key` is the session's in a file of several."""
+    """A session's file, or, where it holds several, `<file>#<id>` and what the listing of that file told of it."""
 
     path: str
     stat: SessionStat
-    key: str = ""
+    facts: HeadFacts | None = None
 
 
 @dataclass(slots=True)
@@ -118,6 +127,7 @@ class FileAdapter(ABC):
     specification_version: Literal["sessions-v1"] = "sessions-v1"
 
     directory: ClassVar[str] = ""
+    depth: ClassVar[int] = 12
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """The directories that hold this agent's sessions: one of each of the home's, `directory` unless overridden."""
@@ -143,7 +153,7 @@ class FileAdapter(ABC):
         self, platform: SessionPlatform, root: str, signal: CancelSignal | None
     ) -> AsyncIterator[SessionFile | SessionListFailure]:
         """The session files below a root."""
-        async for path, found in walk(platform, root, signal=signal):
+        async for path, found in walk(platform, root, depth=self.depth, signal=signal):
             if isinstance(found, OSError):
                 yield self._failure(path, found)
             elif self.is_session(path, root):
@@ -245,6 +255,14 @@ class FileAdapter(ABC):
         except UnknownGenerationError as error:
             return UnknownFormat(path=ref.path, agent=self.agent, generation=str(error))
         return None
+
+
+class DocumentAdapter(FileAdapter):
+    """As its base, for files that are one JSON document each."""
+
+    async def ends(self, platform: SessionPlatform, file: SessionFile) -> Ends:
+        """What the document begins with, and the last time that its end names."""
+        return await read_document_ends(platform, file.path, file.stat.size)
 
 
 def stem(path: str) -> str:

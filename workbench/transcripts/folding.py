@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from workbench.protocol.messages import Usage
 from workbench.transcripts.models import (
     MAIN_LANE,
     SessionPrompt,
@@ -12,6 +11,7 @@ from workbench.transcripts.models import (
     SessionSummaryWithPrompts,
     Transcript,
 )
+from workbench.transcripts.recorder import total_usage
 
 
 def session_prompts(transcript: Transcript, prompts: SessionPromptsOptions | None = None) -> tuple[SessionPrompt, ...]:
@@ -27,10 +27,7 @@ def session_prompts(transcript: Transcript, prompts: SessionPromptsOptions | Non
 
 def fold(transcript: Transcript, *, prompts: SessionPromptsOptions | None = None) -> SessionSummaryWithPrompts:
     """A transcript's numbers, and its prompts where they are asked for."""
-    usage = Usage()
-    for request in transcript.requests:
-        usage = usage + request.usage
-    return SessionSummaryWithPrompts(
+    return SessionSummaryWithPrompts.model_construct(
         ref=transcript.ref,
         session_id=transcript.session_id,
         title=transcript.title,
@@ -42,7 +39,7 @@ def fold(transcript: Transcript, *, prompts: SessionPromptsOptions | None = None
         lanes=len(transcript.lanes),
         events=dict(Counter(event.kind for event in transcript.events)),
         requests=transcript.requests,
-        usage=usage,
+        usage=total_usage(transcript.requests),
         tool_calls=dict(Counter(call.name for call in transcript.tool_calls)),
         failed_calls=sum(call.ok is False for call in transcript.tool_calls),
         edited=dict(Counter(edit.path for edit in transcript.edits)),

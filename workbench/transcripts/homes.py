@@ -125,10 +125,24 @@ def _kimi(context: HomeContext) -> AgentHome:
     )
 
 
+def _pi(context: HomeContext) -> AgentHome:
+    own = context.env.get("PI_CODING_AGENT_DIR") or context.under(".pi", "agent")
+    return AgentHome((own, context.under(".omp", "agent")))
+
+
 def _aider(context: HomeContext) -> AgentHome:
-    """Aider has no home of its own: its history lies where it was started."""
-    named = context.env.get("AIDER_CHAT_HISTORY_FILE")
-    return AgentHome((named or context.env.get("PWD") or context.home,))
+    """Aider has no home of its own: its history lies where it was started, or at the top of that repository."""
+    if named := context.env.get("AIDER_CHAT_HISTORY_FILE"):
+        return AgentHome((named.rpartition("/")[0] or ".",))
+    places = [context.env.get("PWD") or context.home]
+    while places[-1].startswith(join(context.home, "")):
+        places.append(places[-1].rpartition("/")[0])
+    return AgentHome(tuple(places))
+
+
+def _cline(context: HomeContext) -> AgentHome:
+    own = context.env.get("CLINE_DATA_DIR") or join(context.env.get("CLINE_DIR") or context.under(".cline"), "data")
+    return AgentHome((own, *_editors(context).paths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +157,10 @@ _CATALOG = {
     "gemini-cli": _Agent(_gemini, ("gemini",)),
     "qwen-code": _Agent(_named_by("QWEN_HOME", ".qwen"), ("qwen",)),
     "copilot-cli": _Agent(_named_by("COPILOT_HOME", ".copilot"), ("copilot",)),
-    "pi": _Agent(_named_by("PI_CODING_AGENT_DIR", ".pi", "agent"), ("pi-coding-agent",)),
+    "pi": _Agent(_pi, ("pi-coding-agent", "oh-my-pi")),
     "kimi": _Agent(_kimi, ("kimi-cli", "kimi-code")),
     "droid": _Agent(_named_by("FACTORY_HOME", ".factory"), ("factory",)),
-    "cline": _Agent(_editors),
+    "cline": _Agent(_cline),
     "roo-code": _Agent(_editors, ("roo",)),
     "kilo-code": _Agent(_editors, ("kilo",)),
     "amp": _Agent(_data("amp")),

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from workbench.transcripts.edits import written_files
-from workbench.transcripts.models import MAIN_LANE, SourcePointer
+from workbench.transcripts.models import MAIN_LANE, Source
 from workbench.transcripts.recorder import Recorder
 from workbench.transcripts.values import block_text, items, mapping, named, string
 
@@ -26,7 +26,7 @@ def tell_call(
     id: str,
     name: str,
     arguments: object,
-    source: SourcePointer,
+    source: Source,
     *,
     lane: str = MAIN_LANE,
     at: datetime | None = None,
@@ -43,7 +43,7 @@ def tell_call(
 def tell_user(
     recorder: Recorder,
     text: str,
-    source: SourcePointer,
+    source: Source,
     *,
     lane: str = MAIN_LANE,
     at: datetime | None = None,
@@ -60,7 +60,7 @@ def tell_message(
     recorder: Recorder,
     role: object,
     content: object,
-    source: SourcePointer,
+    source: Source,
     *,
     key: str,
     lane: str = MAIN_LANE,
@@ -90,9 +90,7 @@ def tell_message(
             _tell_result(recorder, block, source, lane, at)
 
 
-def _tell_result(
-    recorder: Recorder, block: dict[str, Any], source: SourcePointer, lane: str, at: datetime | None
-) -> None:
+def _tell_result(recorder: Recorder, block: dict[str, Any], source: Source, lane: str, at: datetime | None) -> None:
     id = next((block[key] for key in ("tool_use_id", "toolUseID", "toolCallId") if named(block.get(key))), "")
     run = mapping(block.get("run"))
     failed = block.get("is_error") or block.get("isError") or run.get("status") in ("error", "cancelled")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -155,6 +156,25 @@ class RowPointer(Frozen):
 SourcePointer = LinePointer | DocumentPointer | RowPointer
 
 
+@dataclass(slots=True)
+class Place:
+    """Where in a file of lines a record is: what a `LinePointer` is made from once somebody keeps it."""
+
+    path: str
+    offset: int
+    length: int
+    compressed: bool = False
+
+    def pointer(self) -> LinePointer:
+        """The pointer."""
+        return LinePointer.model_construct(
+            path=self.path, offset=self.offset, length=self.length, compressed=self.compressed
+        )
+
+
+Source = SourcePointer | Place
+
+
 class Original(Frozen):
     """A record as its agent wrote it, parsed."""
 
@@ -260,6 +280,12 @@ class Transcript(Frozen):
     compactions: tuple[Compaction, ...] = ()
     skipped: tuple[SkippedRecord, ...] = ()
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Not all of it: asyncio makes a text of what its tasks return."""
+        yield "ref", self.ref
+        yield "events", len(self.events)
+        yield "requests", len(self.requests)
+
 
 class SessionPrompt(Frozen):
     """What the user typed in the main lane."""
@@ -296,6 +322,11 @@ class SessionSummary(Frozen):
     compactions: int = 0
     skipped: int = 0
     prompt_count: int = 0
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """All but the requests one by one: asyncio makes a text of what its tasks return."""
+        for name, value in super().__repr_args__():
+            yield name, len(value) if name == "requests" else value
 
 
 class SessionSummaryWithPrompts(SessionSummary):

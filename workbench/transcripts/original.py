@@ -22,6 +22,8 @@ from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import read_content, read_document
 from workbench.transcripts.values import mapping, parse, without_surrogates
 
+_TEXT = (".md", ".txt")  # of agents whose records are no JSON: their text
+
 
 async def read_original(
     platform: SessionPlatform,
@@ -39,7 +41,10 @@ async def read_original(
     try:
         match source:
             case LinePointer():
-                return Original(value=parse(await _line(platform, source, progress, signal)))
+                data = await _line(platform, source, progress, signal)
+                if source.path.endswith(_TEXT):
+                    return Original(value=data.decode("utf-8", "replace"))
+                return Original(value=parse(data))
             case DocumentPointer():
                 data = await read_document(platform, source.path, progress=progress, signal=signal)
                 return Original(value=_resolve(parse(data), source.pointer))

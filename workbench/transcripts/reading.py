@@ -10,9 +10,9 @@ from typing import Any
 from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.adapter import ReadProgress
 from workbench.transcripts.homes import join
-from workbench.transcripts.models import LinePointer
+from workbench.transcripts.models import Place
 from workbench.transcripts.platform import SessionEntry, SessionPlatform, SessionStat
-from workbench.transcripts.values import last_moment_in, mapping, parse_all, parse_partial
+from workbench.transcripts.values import last_moment_in, mapping, parse_all, parse_fast, parse_partial
 from workbench.transcripts.zstd import MAGIC
 
 END_BYTES = 65_536
@@ -40,7 +40,7 @@ class Ends:
         return self.head + self.tail
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Line:
     """One line of a file, without its end. `problem` says why it's not here."""
 
@@ -49,11 +49,11 @@ class Line:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Record:
     """One JSON object of a file, or, with a `problem`, what stands there instead."""
 
-    source: LinePointer
+    source: Place
     value: dict[str, Any]
     problem: str = ""
 
@@ -244,10 +244,14 @@ def _records_of(path: str, line: Line, compressed: bool, unfinished: bool) -> li
     problem = line.problem
     if not problem:
         try:
+            value = parse_fast(line.data)
+            if isinstance(value, dict):
+                return [Record(Place(path, line.offset, len(line.data), compressed), value)]
+        except ValueError:
+            pass  # which the slower way tells more of
+        try:
             for value, at, length in parse_all(line.data):
-                source = LinePointer.model_construct(
-                    path=path, offset=line.offset + at, length=length, compressed=compressed
-                )
+                source = Place(path, line.offset + at, length, compressed)
                 problem = "" if isinstance(value, dict) else "not an object"
                 records.append(Record(source, mapping(value), problem))
             return records
@@ -255,7 +259,7 @@ def _records_of(path: str, line: Line, compressed: bool, unfinished: bool) -> li
             if unfinished:
                 return records
             problem = f"not JSON: {error}"
-    source = LinePointer(path=path, offset=line.offset, length=len(line.data), compressed=compressed)
+    source = Place(path, line.offset, len(line.data), compressed)
     return [*records, Record(source, {}, problem)]
 
 

@@ -19,11 +19,13 @@ from workbench.transcripts.models import (
     FileEdit,
     Lane,
     ModelRequest,
+    Place,
     SessionPrompt,
     SessionPromptsOptions,
     SessionRef,
     SessionSummaryWithPrompts,
     SkippedRecord,
+    Source,
     SourcePointer,
     Transcript,
     TranscriptEvent,
@@ -43,15 +45,42 @@ class _Group:
 
 
 @dataclass(slots=True)
+class _Request:
+    lane: str
+    at: datetime | None
+    model: str | None
+    usage: Usage
+    source: Source
+
+
+@dataclass(slots=True)
 class _Call:
     lane: str
     name: str
-    source: SourcePointer
+    source: Source
     at: datetime | None
     arguments: str
     ok: bool | None = None
     result: str = ""
-    result_source: SourcePointer | None = None
+    result_source: Source | None = None
+
+
+def _pointer(source: Source) -> SourcePointer:
+    return source.pointer() if isinstance(source, Place) else source
+
+
+def total_usage(requests: Iterable[ModelRequest]) -> Usage:
+    """The sum: an unknown cost of a request that used anything makes the sum's unknown."""
+    used = [usage for usage in (request.usage for request in requests) if usage.input_tokens or usage.output_tokens]
+    costs = [usage.cost_usd for usage in used]
+    return Usage(
+        input_tokens=sum(usage.input_tokens for usage in used),
+        output_tokens=sum(usage.output_tokens for usage in used),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in used),
+        cache_read_tokens=sum(usage.cache_read_tokens for usage in used),
+        cache_write_tokens=sum(usage.cache_write_tokens for usage in used),
+        cost_usd=None if None in costs or not costs else sum(cost for cost in costs if cost is not None),
+    )
 
 
 class Recorder:
@@ -79,7 +108,7 @@ class Recorder:
         self._all = [self._open]
         self._abandoned: set[str] = set()
         self._times = False
-        self._requests: dict[str, ModelRequest] = {}
+        self._requests: dict[str, _Request] = {}
         self._calls: dict[str, _Call] = {}
         self._edits: dict[tuple[str | None, str, str], FileEdit] = {}
         self._compactions: list[Compaction] = []
@@ -128,7 +157,7 @@ class Recorder:
     def event(
         self,
         kind: EventKind,
-        source: SourcePointer,
+        source: Source,
         *,
         lane: str = MAIN_LANE,
         at: datetime | None = None,
@@ -145,7 +174,13 @@ class Recorder:
         if self.keep:
             group.events.append(
                 TranscriptEvent.model_construct(
-                    lane=lane, kind=kind, source=source, at=at, text=text[:MAX_TEXT], call_id=call_id, abandoned=False
+                    lane=lane,
+                    kind=kind,
+                    source=_pointer(source),
+                    at=at,
+                    text=text[:MAX_TEXT],
+                    call_id=call_id,
+                    abandoned=False,
                 )
             )
 
@@ -160,7 +195,7 @@ class Recorder:
     def request(
         self,
         id: str,
-        source: SourcePointer,
+        source: Source,
         *,
         lane: str = MAIN_LANE,
         at: datetime | None = None,
@@ -170,20 +205,21 @@ class Recorder:
         """What a response used. Of several records of one response the one with the most output tokens counts."""
         self.seen(at)
         known = self._requests.get(id)
-        if known is not None and known.usage.output_tokens > usage.output_tokens:
+        if known is None:
+            self._requests[id] = _Request(lane, at, model, usage, source)
             return
-        if known is not None:
-            lane, at = MAIN_LANE if lane == MAIN_LANE else known.lane, known.at or at
-            model = model or known.model
-        self._requests[id] = ModelRequest.model_construct(
-            id=id, lane=lane, source=source, usage=usage, model=model, at=at
-        )
+        if lane == MAIN_LANE:
+            known.lane = lane
+        known.at = known.at or at
+        known.model = known.model or model
+        if usage.output_tokens > known.usage.output_tokens:
+            known.usage, known.source = usage, source
 
     def call(
         self,
         id: str,
         name: str,
-        source: SourcePointer,
+        source: Source,
         *,
         lane: str = MAIN_LANE,
         at: datetime | None = None,
@@ -198,10 +234,18 @@ class Recorder:
             return
         self._calls[id] = _Call(lane, name, source, at, arguments[:MAX_TEXT] if self.keep else "")
 
+    def has_words(self) -> bool:
+        """Whether anybody said anything so far."""
+        return any(group.counts["prompt"] or group.counts["reply"] for group in self._all)
+
+    def knows_call(self, id: str) -> bool:
+        """Whether this call was told already, where an agent records it twice."""
+        return id in self._calls
+
     def result(
         self,
         id: str,
-        source: SourcePointer,
+        source: Source,
         *,
         ok: bool | None,
         lane: str = MAIN_LANE,
@@ -214,7 +258,7 @@ class Recorder:
         if call is not None:
             call.ok = ok
             if self.keep:
-                call.result, call.result_source = text[:MAX_TEXT], source
+                call.result, call.result_source = text[:MAX_TEXT], _pointer(source)
 
     def failed(self, id: str, *, failed: bool) -> None:
         """Whether a call failed, where something else than its result tells."""
@@ -224,7 +268,7 @@ class Recorder:
     def edit(
         self,
         path: str,
-        source: SourcePointer,
+        source: Source,
         *,
         action: EditAction = "update",
         call_id: str | None = None,
@@ -237,7 +281,7 @@ class Recorder:
             return
         place = "" if call_id is not None else str(source)
         self._edits[call_id, path, place] = FileEdit.model_construct(
-            lane=lane, path=path, action=action, source=source, call_id=call_id, at=at, moved_to=moved_to
+            lane=lane, path=path, action=action, source=_pointer(source), call_id=call_id, at=at, moved_to=moved_to
         )
 
     def forget_edits(self, call_id: str) -> None:
@@ -247,7 +291,7 @@ class Recorder:
 
     def compaction(
         self,
-        source: SourcePointer,
+        source: Source,
         *,
         lane: str = MAIN_LANE,
         at: datetime | None = None,
@@ -257,14 +301,14 @@ class Recorder:
         """A compaction; the event too."""
         self.event("compaction", source, lane=lane, at=at)
         self._compactions.append(
-            Compaction(lane=lane, source=source, at=at, trigger=trigger, tokens_before=tokens_before)
+            Compaction(lane=lane, source=_pointer(source), at=at, trigger=trigger, tokens_before=tokens_before)
         )
 
-    def skip(self, source: SourcePointer, reason: str) -> None:
+    def skip(self, source: Source, reason: str) -> None:
         """A record that can't be read."""
         self._skipped_count += 1
         if self.keep:
-            self._skipped.append(SkippedRecord(source=source, reason=reason))
+            self._skipped.append(SkippedRecord(source=_pointer(source), reason=reason))
 
     def transcript(self) -> Transcript:
         """All of it."""
@@ -286,13 +330,13 @@ class Recorder:
             capabilities=self._capabilities(),
             lanes=self._lanes(),
             events=tuple(events),
-            requests=tuple(self._requests.values()),
+            requests=self._all_requests(),
             tool_calls=tuple(
                 CallRecord.model_construct(
                     id=key,
                     lane=call.lane,
                     name=call.name,
-                    source=call.source,
+                    source=_pointer(call.source),
                     at=call.at,
                     arguments=call.arguments,
                     ok=call.ok,
@@ -311,10 +355,8 @@ class Recorder:
         dead = {id(self._groups[key]) for key in self._abandoned if key in self._groups}
         prompts = [prompt for group in self._all if id(group) not in dead for prompt in group.prompts]
         most = None if self._asked is None else self._asked.max_prompts
-        usage = Usage()
-        for request in self._requests.values():
-            usage = usage + request.usage
-        return SessionSummaryWithPrompts(
+        requests = self._all_requests()
+        return SessionSummaryWithPrompts.model_construct(
             ref=self.ref,
             session_id=self.session_id,
             title=self.title,
@@ -325,8 +367,8 @@ class Recorder:
             capabilities=self._capabilities(),
             lanes=len(self._lanes()),
             events=dict(self._counts()),
-            requests=tuple(self._requests.values()),
-            usage=usage,
+            requests=requests,
+            usage=total_usage(requests),
             tool_calls=dict(Counter(call.name for call in self._calls.values())),
             failed_calls=sum(call.ok is False for call in self._calls.values()),
             edited=dict(Counter(edit.path for edit in self._good_edits())),
@@ -334,6 +376,19 @@ class Recorder:
             skipped=self._skipped_count,
             prompt_count=len(prompts),
             prompts=() if self._asked is None else tuple(prompts[:most]),
+        )
+
+    def _all_requests(self) -> tuple[ModelRequest, ...]:
+        return tuple(
+            ModelRequest.model_construct(
+                id=id,
+                lane=request.lane,
+                source=_pointer(request.source),
+                usage=request.usage,
+                model=request.model,
+                at=request.at,
+            )
+            for id, request in self._requests.items()
         )
 
     def _counts(self) -> Counter[str]:

@@ -351,6 +351,8 @@ def _kind(entry: os.DirEntry[bytes]) -> Kind | None:
 
 def _unescape(field: bytes) -> bytes:
     # mountinfo writes space, tab, newline and backslash as octal, nothing else.
+    if b"\\" not in field:
+        return field
     shown = bytearray()
     position = 0
     while position < len(field):

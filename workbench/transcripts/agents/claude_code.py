@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncIterator
 from typing import Any
 
 from workbench.protocol.messages import Usage
-from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, parent, stem
 from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
-from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Lane, LinePointer, SessionListFailure
+from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Lane, Place
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends, read_ends, small_document, walk
 from workbench.transcripts.values import block_text, count, items, mapping, moment, money, named, string
@@ -74,6 +72,7 @@ class ClaudeCode(FileAdapter):
     agent = "claude-code"
     display_name = "Claude Code"
     capabilities = CAPABILITIES
+    depth = 1  # what lies below the projects is no session by itself
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """`projects` of each configuration directory; a home may also be named by that directory itself."""
@@ -83,16 +82,6 @@ class ClaudeCode(FileAdapter):
         """Main transcripts, not those of subagents."""
         inside = path[len(root) :].strip("/").split("/")
         return len(inside) == 2 and inside[1].endswith(".jsonl") and not inside[1].startswith("agent-")
-
-    async def files(
-        self, platform: SessionPlatform, root: str, signal: CancelSignal | None
-    ) -> AsyncIterator[SessionFile | SessionListFailure]:
-        """As its base, not looking below the projects: what lies there is no session by itself."""
-        async for path, found in walk(platform, root, depth=1, signal=signal):
-            if isinstance(found, OSError):
-                yield self._failure(path, found)
-            elif self.is_session(path, root):
-                yield SessionFile(path, found.stat)
 
     def looks_right(self, ends: Ends) -> bool:
         """A record of a known type that belongs to a session, or a message in the API's form."""
@@ -234,7 +223,7 @@ class _Pass:
             return False
         return any(record.get("sessionId") == self._recorder.session_id for record in ends.head[:1])
 
-    def _record(self, record: dict[str, Any], source: LinePointer, lane: str | None) -> None:
+    def _record(self, record: dict[str, Any], source: Place, lane: str | None) -> None:
         recorder = self._recorder
         kind = record.get("type")
         at = moment(record.get("timestamp"))
@@ -292,7 +281,7 @@ class _Pass:
             self._recorder.lane(Lane(id=lane, parent=MAIN_LANE, path=self._path))
         return lane
 
-    def _assistant(self, record: dict[str, Any], message: dict[str, Any], source: LinePointer, lane: str) -> None:
+    def _assistant(self, record: dict[str, Any], message: dict[str, Any], source: Place, lane: str) -> None:
         recorder = self._recorder
         at = moment(record.get("timestamp"))
         model = named(message.get("model"))
@@ -316,7 +305,7 @@ class _Pass:
                 usage=_usage(usage, record),
             )
 
-    def _block(self, block: dict[str, Any], place: str, source: LinePointer, lane: str, record: dict[str, Any]) -> None:
+    def _block(self, block: dict[str, Any], place: str, source: Place, lane: str, record: dict[str, Any]) -> None:
         recorder = self._recorder
         at = moment(record.get("timestamp"))
         kind = block.get("type")
@@ -328,7 +317,7 @@ class _Pass:
             id = named(block.get("id")) or place
             tell_call(recorder, id, string(block.get("name")), block.get("input"), source, lane=lane, at=at)
 
-    def _user(self, record: dict[str, Any], message: dict[str, Any], source: LinePointer, lane: str) -> None:
+    def _user(self, record: dict[str, Any], message: dict[str, Any], source: Place, lane: str) -> None:
         recorder = self._recorder
         at = moment(record.get("timestamp"))
         for block in map(mapping, items(message.get("content"))):

@@ -13,7 +13,7 @@ from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, stem
 from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
-from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, EditAction, Lane, LinePointer, SessionListFailure
+from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, EditAction, Lane, Place, SessionListFailure
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends, read_lines, walk
 from workbench.transcripts.values import block_text, count, items, mapping, moment, named, parse, string
@@ -263,7 +263,7 @@ class _Thread:
         self._copied: list[tuple[int, ...]] = []
         self._total: tuple[int, ...] | None = None
         self._counted = 0
-        self._by_response: dict[str, tuple[Usage, LinePointer, Any]] = {}
+        self._by_response: dict[str, tuple[Usage, Place, Any]] = {}
         self._prompts, self._replies = _Echoes(), _Echoes()
 
     async def read(self) -> None:
@@ -314,7 +314,7 @@ class _Thread:
         if self._lane == MAIN_LANE:
             self._recorder.cwd = self._recorder.cwd or named(about.get("cwd"))
 
-    def _event(self, payload: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _event(self, payload: dict[str, Any], source: Place, at: Any) -> None:
         recorder, lane, kind = self._recorder, self._lane, payload.get("type")
         if kind == "token_count":
             self._tokens(payload, source, at)
@@ -344,16 +344,16 @@ class _Thread:
         if text := typed(_typed_event(payload)):
             self._prompt(text, 0, source, at)
 
-    def _prompt(self, text: str, stream: int, source: LinePointer, at: Any) -> None:
+    def _prompt(self, text: str, stream: int, source: Place, at: Any) -> None:
         if self._prompts.is_new(text, stream):
             kind = "prompt" if self._lane == MAIN_LANE else "context"
             self._recorder.event(kind, source, lane=self._lane, at=at, text=text)  # type: ignore[arg-type]
 
-    def _say(self, text: str, stream: int, source: LinePointer, at: Any) -> None:
+    def _say(self, text: str, stream: int, source: Place, at: Any) -> None:
         if text and self._replies.is_new(text, stream):
             self._recorder.event("reply", source, lane=self._lane, at=at, text=text)
 
-    def _item(self, item: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _item(self, item: dict[str, Any], source: Place, at: Any) -> None:
         recorder, lane = self._recorder, self._lane
         kind = string(item.get("type")) or "message"
         if kind == "message":
@@ -371,13 +371,13 @@ class _Thread:
         elif kind in _RESULTS:
             self._result(item, source, at)
 
-    def _call(self, item: dict[str, Any], kind: str, source: LinePointer, at: Any) -> None:
+    def _call(self, item: dict[str, Any], kind: str, source: Place, at: Any) -> None:
         id = named(item.get("call_id")) or named(item.get("id")) or f"{self.id}:{source.offset}"
         name = named(item.get("name")) or named(mapping(item.get("function")).get("name")) or kind.removesuffix("_call")
         given = next((item[key] for key in ("arguments", "input", "action") if item.get(key) is not None), "")
         tell_call(self._recorder, id, name, given, source, lane=self._lane, at=at)
 
-    def _result(self, item: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _result(self, item: dict[str, Any], source: Place, at: Any) -> None:
         id = string(item.get("call_id"))
         output = item.get("output") if "output" in item else item.get("result")
         text, ok = _outcome(output)
@@ -392,7 +392,7 @@ class _Thread:
         if id := named(thread):
             self.spawned[id] = self.spawned.get(id) or named(call)
 
-    def _patched(self, payload: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _patched(self, payload: dict[str, Any], source: Place, at: Any) -> None:
         id = string(payload.get("call_id"))
         if payload.get("success") is False:
             self._recorder.failed(id, failed=True)
@@ -415,7 +415,7 @@ class _Thread:
                 moved_to=moved_to,
             )
 
-    def _tokens(self, payload: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _tokens(self, payload: dict[str, Any], source: Place, at: Any) -> None:
         """Counts what the thread's running total grew by: an unchanged one is a repeat, a smaller one a new count."""
         info = mapping(payload.get("info"))
         total, last = _counts(info.get("total_token_usage")), _counts(info.get("last_token_usage"))
@@ -439,7 +439,7 @@ class _Thread:
             f"{self.id}:{self._counted}", source, lane=self._lane, at=at, model=model, usage=_usage(used)
         )
 
-    def _usage_record(self, payload: dict[str, Any], source: LinePointer, at: Any) -> None:
+    def _usage_record(self, payload: dict[str, Any], source: Place, at: Any) -> None:
         """Only counts where no running totals are told: a response's own usage, else the last of its turn."""
         own = _counts(payload.get("usage"))
         used = own or _counts(payload.get("turn_token_usage"))

@@ -12,7 +12,7 @@ from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, parent, stem
 from workbench.transcripts.homes import join
 from workbench.transcripts.messages import as_written, tell_call, tell_user
-from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Capability, Lane, LinePointer, SessionListFailure
+from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Capability, Lane, Place, SessionListFailure
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import END_BYTES, Ends
 from workbench.transcripts.values import block_text, count, items, mapping, moment, named, string
@@ -74,7 +74,7 @@ class CopilotCli(FileAdapter):
         recorder = reading.recorder
         recorder.session_id = _id(path)
         recorder.title = await _title(reading.platform, path)
-        pending: dict[str, tuple[Usage, LinePointer, Any, str | None]] = {}
+        pending: dict[str, tuple[Usage, Place, Any, str | None]] = {}
         async for record in reading.records(path):
             self._event(reading, record.value, record.source, pending)
         for id, (usage, source, at, model) in pending.items():
@@ -84,8 +84,8 @@ class CopilotCli(FileAdapter):
         self,
         reading: Reading,
         event: dict[str, Any],
-        source: LinePointer,
-        pending: dict[str, tuple[Usage, LinePointer, Any, str | None]],
+        source: Place,
+        pending: dict[str, tuple[Usage, Place, Any, str | None]],
     ) -> None:
         recorder = reading.recorder
         kind, data, at = string(event.get("type")), mapping(event.get("data")), moment(event.get("timestamp"))
@@ -107,7 +107,9 @@ class CopilotCli(FileAdapter):
                 recorder.event("reasoning", source, lane=lane, at=at, text=string(data.get("content")))
             case "tool.execution_start":
                 id = named(data.get("toolCallId")) or str(source.offset)
-                tell_call(recorder, id, string(data.get("toolName")), data.get("arguments"), source, lane=lane, at=at)
+                if not recorder.knows_call(id):
+                    name = string(data.get("toolName"))
+                    tell_call(recorder, id, name, data.get("arguments"), source, lane=lane, at=at)
             case "tool.execution_complete":
                 result = data.get("result")
                 text = string(mapping(result).get("content")) or string(result) or block_text(result)
@@ -129,10 +131,10 @@ class CopilotCli(FileAdapter):
         self,
         reading: Reading,
         data: dict[str, Any],
-        source: LinePointer,
+        source: Place,
         lane: str,
         at: Any,
-        pending: dict[str, tuple[Usage, LinePointer, Any, str | None]],
+        pending: dict[str, tuple[Usage, Place, Any, str | None]],
     ) -> None:
         recorder = reading.recorder
         if text := string(data.get("reasoningText")):
@@ -157,8 +159,8 @@ class CopilotCli(FileAdapter):
         reading: Reading,
         event: dict[str, Any],
         data: dict[str, Any],
-        source: LinePointer,
-        pending: dict[str, tuple[Usage, LinePointer, Any, str | None]],
+        source: Place,
+        pending: dict[str, tuple[Usage, Place, Any, str | None]],
     ) -> None:
         """The usage of one run, by model, instead of what its messages told."""
         at = moment(event.get("timestamp"))

@@ -17,7 +17,7 @@ from workbench.transcripts.models import (
     DocumentPointer,
     Lane,
     SessionListFailure,
-    SourcePointer,
+    Source,
 )
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends, read_document_ends, read_ends, small_document, walk
@@ -170,7 +170,7 @@ class _Pass:
             else:
                 self._update(value, record.source, lane)
 
-    def _update(self, update: dict[str, Any], source: SourcePointer, lane: str) -> None:
+    def _update(self, update: dict[str, Any], source: Source, lane: str) -> None:
         for key in ("startTime", "lastUpdated"):
             self._recorder.seen(moment(update.get(key)))
         if lane == MAIN_LANE:
@@ -183,7 +183,7 @@ class _Pass:
         self._recorder.abandon(self._live[start:])
         del self._live[start:]
 
-    def _message(self, message: dict[str, Any], source: SourcePointer, lane: str) -> None:
+    def _message(self, message: dict[str, Any], source: Source, lane: str) -> None:
         recorder = self._recorder
         kind, at, id = message.get("type"), moment(message.get("timestamp")), named(message.get("id")) or str(source)
         key = f"{lane}:{id}"
@@ -209,7 +209,7 @@ class _Pass:
             recorder.event("notice", source, lane=lane, at=at, text=text)
         recorder.end()
 
-    def _call(self, call: dict[str, Any], place: str, source: SourcePointer, lane: str) -> None:
+    def _call(self, call: dict[str, Any], place: str, source: Source, lane: str) -> None:
         id, at = named(call.get("id")) or place, moment(call.get("timestamp"))
         tell_call(self._recorder, id, string(call.get("name")), call.get("args"), source, lane=lane, at=at)
         status = call.get("status")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from workbench.protocol.messages import Usage
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, stem
 from workbench.transcripts.messages import as_written, tell_call, tell_message
-from workbench.transcripts.models import Capability, LinePointer
+from workbench.transcripts.models import Capability, Place
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends
 from workbench.transcripts.trees import Branches
@@ -37,9 +37,8 @@ class Pi(FileAdapter):
         return path.endswith(".jsonl") and len(path[len(root) :].strip("/").split("/")) == 2
 
     def looks_right(self, ends: Ends) -> bool:
-        """Its first line."""
-        first = ends.head[0] if ends.head else {}
-        return first.get("type") == "session" and "id" in first and "cwd" in first
+        """Its first line, or the second."""
+        return any({"id", "cwd"} <= record.keys() and record.get("type") == "session" for record in ends.head[:2])
 
     async def head(self, platform: SessionPlatform, file: SessionFile, ends: Ends) -> HeadFacts | None:
         """From its first line, its last name, and its first prompt."""
@@ -50,8 +49,8 @@ class Pi(FileAdapter):
             if record.get("type") == "session":
                 facts.session_id = named(record.get("id")) or facts.session_id
                 facts.cwd = named(record.get("cwd")) or facts.cwd
-            elif record.get("type") == "session_info":
-                facts.title = named(record.get("name")) or facts.title
+            elif record.get("type") in ("session_info", "title"):
+                facts.title = named(record.get("name") or record.get("title")) or facts.title
             elif message.get("role") == "user" and facts.first_prompt is None:
                 facts.first_prompt = as_written(block_text(message.get("content"), "text")) or None
         return facts
@@ -72,15 +71,15 @@ class Pi(FileAdapter):
             id = string(value.get("id"))
             branches.add(id, named(value.get("parentId")))
             recorder.begin(id or str(record.source), anew=False)
-            if kind == "session_info":
-                recorder.title = named(value.get("name")) or recorder.title
+            if kind in ("session_info", "title"):
+                recorder.title = named(value.get("name") or value.get("title")) or recorder.title
             elif kind == "compaction":
                 recorder.compaction(record.source, at=at, tokens_before=count(value.get("tokensBefore")) or None)
             elif kind == "message":
                 self._message(reading, value, mapping(value.get("message")), record.source)
         recorder.abandon(branches.dead())
 
-    def _message(self, reading: Reading, entry: dict[str, Any], message: dict[str, Any], source: LinePointer) -> None:
+    def _message(self, reading: Reading, entry: dict[str, Any], message: dict[str, Any], source: Place) -> None:
         recorder, at, role = reading.recorder, moment(entry.get("timestamp")), message.get("role")
         key = named(entry.get("id")) or str(source.offset)
         content = message.get("content")

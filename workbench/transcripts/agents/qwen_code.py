@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from workbench.protocol.messages import Usage
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, stem
 from workbench.transcripts.messages import tell_call, tell_user
-from workbench.transcripts.models import Capability, LinePointer
+from workbench.transcripts.models import Capability, Place
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends
 from workbench.transcripts.trees import Branches
@@ -88,7 +88,7 @@ class QwenCode(FileAdapter):
         recorder.abandon(dead)
         recorder.title = next((title for uuid, title in reversed(titles.items()) if uuid not in dead), None)
 
-    def _record(self, reading: Reading, record: dict[str, Any], source: LinePointer) -> None:
+    def _record(self, reading: Reading, record: dict[str, Any], source: Place) -> None:
         recorder = reading.recorder
         kind, at = record.get("type"), moment(record.get("timestamp"))
         parts = [mapping(part) for part in items(mapping(record.get("message")).get("parts"))]
@@ -111,9 +111,7 @@ class QwenCode(FileAdapter):
         elif record.get("subtype") == "chat_compression":
             recorder.compaction(source, at=at)
 
-    def _reply(
-        self, reading: Reading, record: dict[str, Any], parts: list[dict[str, Any]], source: LinePointer
-    ) -> None:
+    def _reply(self, reading: Reading, record: dict[str, Any], parts: list[dict[str, Any]], source: Place) -> None:
         recorder, at = reading.recorder, moment(record.get("timestamp"))
         uuid = named(record.get("uuid")) or str(source.offset)
         for number, part in enumerate(parts):

@@ -1,0 +1,173 @@
+"""Two objects of one session over one history and one locker, in one process and in several."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from tests.conftest import ROOT
+from workbench.agent.history import FileHistory, History, MemoryHistory, StoreHistory
+from workbench.agent.locks import FileLocker, LocalLocker, Locker
+from workbench.agent.session import AgentSession
+from workbench.agent.stores import FileSessionStore, MemorySessionStore
+from workbench.protocol.messages import ChatMessage
+from workbench.testing.scripted_model import ScriptedModel, Turn
+
+pytestmark = pytest.mark.anyio
+
+# What is tested goes on in other processes.
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+Kept = Callable[[Path], tuple[History, Locker]]
+
+KEPT: dict[str, Kept] = {
+    "memory": lambda place: (MemoryHistory(), LocalLocker()),
+    "files": lambda place: (FileHistory(place), FileLocker(place)),
+    "store": lambda place: (StoreHistory(MemorySessionStore()), LocalLocker()),
+    "store in files": lambda place: (StoreHistory(FileSessionStore(place)), FileLocker(place)),
+}
+
+
+def turns(name: str, count: int) -> list[Turn]:
+    """The replies of so many runs: a call of a tool that isn't there, then a last word."""
+    return [
+        turn
+        for number in range(count)
+        for turn in (Turn(tool_calls=[Turn.call("missing")]), Turn(text=f"answer {name}.{number}"))
+    ]
+
+
+def questions(messages: tuple[ChatMessage, ...]) -> list[str]:
+    """What was asked, in order, of a transcript that is nothing but whole runs of `turns`."""
+    asked = []
+    assert len(messages) % 4 == 0
+    for start in range(0, len(messages), 4):
+        user, call, result, last = messages[start : start + 4]
+        assert [each.role for each in (user, call, result, last)] == ["user", "assistant", "tool", "assistant"]
+        assert result.tool_call_id == call.tool_calls[0].id
+        assert last.content == user.content.replace("question", "answer")
+        asked.append(user.content)
+    return asked
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+async def test_objects_of_one_session_run_at_once_and_their_runs_do_not_mix(kept: Kept, tmp_path: Path) -> None:
+    """Two objects of one session id over shared History and Locker run concurrently without interleaving."""
+    history, locker = kept(tmp_path)
+    models = {name: ScriptedModel(*turns(name, 4)) for name in "ab"}
+
+    async def work(name: str) -> None:
+        session = AgentSession(id="tenant-7/s", history=history, locker=locker, model=models[name])
+        async with session:
+            streams = [session.run(f"question {name}.{number}") for number in range(4)]
+            for stream in streams:
+                assert (await stream.result()).status == "completed"
+
+    async with anyio.create_task_group() as tasks:
+        for name in models:
+            tasks.start_soon(work, name)
+    asked = questions(await history.read("tenant-7/s"))
+    assert sorted(asked) == sorted(f"question {name}.{number}" for name in "ab" for number in range(4))
+    # Each saw what had been said before it, whoever had said it.
+    for model in models.values():
+        for request in model.requests[::2]:
+            seen = [message.content for message in request.messages if message.role == "user"]
+            assert seen == asked[: len(seen)]
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+async def test_a_fresh_object_for_each_request_goes_on_where_the_last_one_was(kept: Kept, tmp_path: Path) -> None:
+    """Building a fresh Session per request is fine as long as History and Locker are shared."""
+    history, locker = kept(tmp_path)
+    for number in range(3):
+        model = ScriptedModel(Turn(text=f"answer {number}"))
+        async with AgentSession(id="s", history=history, locker=locker, model=model) as session:
+            await session.start(f"question {number}").result()
+        seen = [message.content for message in model.requests[0].messages if message.role == "user"]
+        assert seen == [f"question {each}" for each in range(number + 1)]
+
+
+_WORKING = """
+import sys, anyio
+from pathlib import Path
+from tests.agent.test_side_by_side import KEPT, turns
+from workbench.agent.session import AgentSession
+from workbench.testing.scripted_model import ScriptedModel
+async def main(kind, place, name):
+    history, locker = KEPT[kind](Path(place))
+    model = ScriptedModel(*turns(name, 5))
+    async with AgentSession(id="s", history=history, locker=locker, model=model) as session:
+        for number in range(5):
+            await session.run(f"question {name}.{number}").result()
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+def python(source: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", source, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+@one_loop
+@pytest.mark.parametrize("kind", ["files", "store in files"])
+async def test_processes_share_one_session_in_files_and_their_runs_do_not_mix(kind: str, tmp_path: Path) -> None:
+    """Runs of the same ID are serialized by the Locker; with several replicas none interleaves a transcript."""
+    children = [python(_WORKING, kind, tmp_path, name) for name in "abc"]
+    for child in children:
+        await anyio.to_thread.run_sync(child.communicate)
+        assert child.returncode == 0
+    history, _ = KEPT[kind](tmp_path)
+    asked = questions(await history.read("s"))
+    assert sorted(asked) == sorted(f"question {name}.{number}" for name in "abc" for number in range(5))
+    for name in "abc":
+        assert [each for each in asked if f" {name}." in each] == [f"question {name}.{number}" for number in range(5)]
+
+
+_STAYING = """
+import sys, anyio
+from pathlib import Path
+from tests.agent.test_side_by_side import KEPT
+from workbench.agent.session import AgentSession
+from workbench.testing.scripted_model import ScriptedModel, Turn
+async def main(kind, place):
+    history, locker = KEPT[kind](Path(place))
+    def stay(request):
+        print("asked", flush=True)
+        return Turn(until=anyio.Event())
+    async with AgentSession(id="s", history=history, locker=locker, model=ScriptedModel(stay)) as session:
+        await session.run("a question").result()
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+@one_loop
+@pytest.mark.parametrize("kind", ["files", "store in files"])
+async def test_a_process_killed_in_a_run_leaves_the_transcript_as_it_was_and_the_lock_free(
+    kind: str, tmp_path: Path
+) -> None:
+    """A failed run leaves History as it was, so a retry starts from a consistent transcript; kill -9 in a run, too."""
+    history, locker = KEPT[kind](tmp_path)
+    model = ScriptedModel(*turns("a", 1), *turns("b", 1))
+    async with AgentSession(id="s", history=history, locker=locker, model=model) as session:
+        await session.start("question a.0").result()
+        before = await history.read("s")
+        child = python(_STAYING, kind, tmp_path)
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == "asked\n"
+        waiting = session.run("question b.0")
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        child.stdin.close()
+        with anyio.fail_after(60):
+            await waiting.result()
+    after = await history.read("s")
+    assert after[: len(before)] == before
+    assert questions(after) == ["question a.0", "question b.0"]

@@ -1,0 +1,357 @@
+"""A run that is cancelled, closed, timed out or broken at every point where it can wait.
+
+"A failing ... run leaves History as it was"; "the lock is released": whatever the point, nothing stays behind: no task, no
+lock, no half turn, no open request for approval; and the next run finds a valid conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from tests.agent.support import LONG, end, of, pairs, read, registry
+from tests.waiting import until
+from workbench.agent import execution
+from workbench.agent.history import MemoryHistory
+from workbench.agent.locks import LocalLocker
+from workbench.agent.options import SessionOptions
+from workbench.agent.permissions import Permission
+from workbench.agent.run import RunStream
+from workbench.agent.session import AgentSession
+from workbench.errors import ModelRequestError
+from workbench.protocol.messages import ChatMessage, CompletionRequest, CompletionResponse, ModelInfo, TokenDelta
+from workbench.protocol.runs import RetryOptions
+from workbench.protocol.sessions import ApprovalRequest
+from workbench.testing import ScriptedModel, Turn
+from workbench.tools.base import Tool, ToolContext, tool
+
+pytestmark = pytest.mark.anyio
+
+POINTS = (
+    "lock",
+    "read",
+    "model",
+    "after a delta",
+    "retry",
+    "reader",
+    "compaction",
+    "permission",
+    "approval",
+    "tool",
+    "one of two tools",
+    "thread",
+    "after_tools",
+    "append",
+    "unlock",
+)
+# Where an exception is a result that the model reads, or comes when all is over.
+HARMLESS = ("permission", "approval", "tool", "one of two tools", "thread", "unlock")
+# From here on the run is decided.
+DECIDED = ("append", "unlock")
+
+
+class Point:
+    """The one place where the run of a test stops, and what happens there."""
+
+    def __init__(self, name: str, breaks: bool) -> None:
+        self.name = name
+        self.breaks = breaks
+        self.active = True
+        self.entered = anyio.Event()
+        self.opened = anyio.Event()
+        self.inside = 0
+
+    async def reach(self, name: str) -> None:
+        if name != self.name or not self.active:
+            return
+        self.inside += 1
+        self.entered.set()
+        try:
+            if self.breaks:
+                raise RuntimeError("broken")
+            await self.opened.wait()
+        finally:
+            self.inside -= 1
+
+
+class StoppingHistory(MemoryHistory):
+    def __init__(self, point: Point) -> None:
+        super().__init__()
+        self.point = point
+
+    async def read(self, session_id: str) -> tuple[ChatMessage, ...]:
+        await self.point.reach("read")
+        return await super().read(session_id)
+
+    async def append(self, session_id: str, *messages: ChatMessage) -> None:
+        await self.point.reach("append")
+        await super().append(session_id, *messages)
+
+
+class StoppingLocker:
+    def __init__(self, point: Point) -> None:
+        self.point = point
+        self.inner = LocalLocker()
+
+    @asynccontextmanager
+    async def lock(self, session_id: str) -> AsyncIterator[None]:
+        await self.point.reach("lock")
+        async with self.inner.lock(session_id):
+            try:
+                yield
+            finally:
+                await self.point.reach("unlock")
+
+    def held(self) -> bool:
+        return any(entry.lock.statistics().locked for entry in self.inner._entries.values())
+
+
+class StoppingModel(ScriptedModel):
+    """Answers with a call of each tool, then with a text; a long one where its reader is to lag behind."""
+
+    def __init__(self, point: Point) -> None:
+        window = 2_000 if point.name == "compaction" else None
+        super().__init__(info=ModelInfo(id="m", provider="p", context_window=window))
+        self.point = point
+        self.failed = False
+
+    async def generate(
+        self, request: CompletionRequest, on_delta: Callable[[TokenDelta], None] | None = None
+    ) -> CompletionResponse:
+        self.requests.append(request)
+        name = self.point.name
+        if "Summarise" in request.messages[0].content:
+            await self.point.reach("compaction")
+            return Turn(text="SUMMARY").reply()
+        await self.point.reach("model")
+        if name == "retry" and self.point.active:
+            if self.failed and self.point.breaks:
+                raise RuntimeError("broken")
+            self.failed = True
+            raise ModelRequestError("wait", code="overloaded", provider="p", retryable=True)
+        assert on_delta is not None
+        pieces = 300 if name == "reader" else 1
+        for _ in range(pieces):
+            on_delta(TokenDelta(kind="text", text="x"))
+        await self.point.reach("after a delta")
+        if any(message.role == "tool" for message in request.messages):
+            return Turn(text="x" * pieces).reply()
+        calls = [Turn.call("thread")] if name == "thread" else [Turn.call("slow"), Turn.call("slow")]
+        return Turn(text="x" * pieces, tool_calls=calls).reply()
+
+
+def tools_of(point: Point) -> list[Tool]:
+    calls = 0
+
+    @tool(permission="ask", parallel=True)
+    async def slow() -> str:
+        """Wait."""
+        nonlocal calls
+        calls += 1
+        await point.reach("tool")
+        if calls == 2:
+            await point.reach("one of two tools")
+        return "done"
+
+    @tool()
+    def thread(context: ToolContext) -> str:
+        """Wait in a thread."""
+        if not point.active:
+            return "done"
+        stopped = threading.Event()
+        context.signal.on_cancel(stopped.set)
+        anyio.from_thread.run_sync(point.entered.set)
+        if point.breaks:
+            raise RuntimeError("broken")
+        stopped.wait(LONG)
+        return "done"
+
+    return [slow, thread]
+
+
+def options_of(point: Point, timeout: float) -> SessionOptions:
+    async def resolve(tool: Tool, call: Any, session: Any) -> Permission:
+        await point.reach("permission")
+        return tool.schema.permission
+
+    async def approve(request: ApprovalRequest) -> bool:
+        await point.reach("approval")
+        return True
+
+    async def after_tools(message: ChatMessage) -> None:
+        await point.reach("after_tools")
+
+    delay = 0 if point.breaks else LONG * 1_000
+    return SessionOptions(
+        tools=registry(*tools_of(point)),
+        resolve_permission=resolve,
+        approve=approve,
+        after_tools=after_tools,
+        run_timeout=timeout,
+        max_tokens=100,
+        retry=RetryOptions(base_delay_ms=delay, max_delay_ms=delay),
+    )
+
+
+@pytest.mark.parametrize("way", ["cancel", "close", "leave", "timeout", "error"])
+@pytest.mark.parametrize("point_name", POINTS)
+async def test_nothing_is_left_of_a_run_that_stops(point_name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "cancellation, timeouts and errors at every await point leave no task, lock or half turn behind"."""
+    if way == "timeout":
+        monkeypatch.setattr(execution, "_SETTLING_SECONDS", 0.3)
+    if (way, point_name) == ("error", "reader"):
+        pytest.skip("waiting for a reader can't fail")
+    point = Point(point_name, breaks=way == "error")
+    history, locker, model = StoppingHistory(point), StoppingLocker(point), StoppingModel(point)
+    if point_name == "compaction":
+        await history.append("s", *[_message(number) for number in range(8)])
+    before = await MemoryHistory.read(history, "s")
+    options = options_of(point, 0.3 if way == "timeout" else LONG)
+    session = AgentSession(id="s", model=model, history=history, locker=locker, options=options)
+    events: list[Any] = []
+    session.subscribe(events.append)
+
+    async with session:
+        run = session.run("Go.")
+        with anyio.fail_after(LONG):
+            if way != "error" and way != "timeout":
+                await _reached(point, events)
+            reason = await _stop(way, session, run, point)
+            await run.wait_finished()
+        point.opened.set()
+        ran = await read(run)
+        assert end(ran) == reason
+        assert point.entered.is_set() or point_name in ("retry", "reader") or way == "timeout"
+        _assert_nothing_is_left(session, locker, point, events)
+        await until(lambda: _run_tasks() == 0, seconds=LONG)
+        await _assert_no_half_turn(history, before, reason)
+
+    point.active = False
+    again = AgentSession(id="s", model=model, history=history, locker=locker, options=options_of(point, LONG))
+    async with again:
+        with anyio.fail_after(LONG):
+            result = await again.start("And now?").result()
+        assert result.end_reason == "stop"
+    _assert_valid(model.requests[-1])
+
+
+def _run_tasks() -> int:
+    """How many tasks of runs live in this event loop."""
+    if trio.lowlevel.in_trio_task():
+        root = trio.lowlevel.current_root_task()
+        assert root is not None
+        return sum(child.name.startswith("run ") for nursery in root.child_nurseries for child in nursery.child_tasks)
+    return sum(task.get_name().startswith("run ") for task in asyncio.all_tasks())
+
+
+@pytest.mark.parametrize("close", [False, True])
+async def test_nothing_is_left_of_a_run_that_is_cancelled_after_any_number_of_steps(close: bool) -> None:
+    """Not only where it waits for something of ours: cancelled after 0, 1, 2, … steps of the event loop, until it's over."""
+    reasons: list[str] = []
+    steps = 0
+    while not reasons or reasons[-1] != "stop":
+        point = Point("nowhere", breaks=False)
+        history, locker, model = StoppingHistory(point), StoppingLocker(point), StoppingModel(point)
+        session = AgentSession(
+            id="s", model=model, history=history, locker=locker, options=options_of(point, timeout=LONG)
+        )
+        events: list[Any] = []
+        session.subscribe(events.append)
+        async with session:
+            run = session.run("Go.")
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            with anyio.fail_after(LONG):
+                if close:
+                    await session.close()
+                else:
+                    run.cancel()
+                    await run.wait_finished()
+            reasons.append(end(await read(run)))
+            _assert_nothing_is_left(session, locker, point, events)
+            await _assert_no_half_turn(history, (), reasons[-1])
+        steps += 1
+    assert set(reasons) == {"cancelled", "stop"}
+
+
+async def _reached(point: Point, events: list[Any]) -> None:
+    """Wait until the run waits at the point."""
+    if point.name == "retry":
+        while not of(events, "notice"):
+            await anyio.sleep(0.005)
+    elif point.name == "reader":
+        while len(of(events, "text")) < 300:
+            await anyio.sleep(0.005)
+    else:
+        await point.entered.wait()
+
+
+async def _stop(way: str, session: AgentSession, run: RunStream, point: Point) -> str:
+    """Stop the run, and say with which reason it ends."""
+    if way == "error":
+        return "stop" if point.name in HARMLESS else "error"
+    if way == "timeout":
+        return {"append": "error", "unlock": "stop"}.get(point.name, "timeout")
+    decided = point.name in DECIDED
+    if way == "cancel":
+        assert run.cancel() is not decided
+        if decided:
+            point.opened.set()
+    elif way == "close":
+        if decided:
+            point.opened.set()
+        await session.close()
+    else:
+        if decided:
+            point.opened.set()
+        async with run:
+            pass
+    return "stop" if decided else "cancelled"
+
+
+def _assert_nothing_is_left(session: AgentSession, locker: StoppingLocker, point: Point, events: list[Any]) -> None:
+    assert not session.is_running
+    assert not locker.held()
+    assert point.inside == 0
+    assert session.detail().pending == ()
+    asked = [event.request.id for event in of(events, "approval.requested")]
+    assert sorted(asked) == sorted(event.request_id for event in of(events, "approval.resolved"))
+    last = [event.type for event in events if event.type in ("run.completed", "run.cancelled", "run.failed")]
+    assert len(last) == 1
+    assert [event.type for event in events][-3:] == ["end", last[0], "session.updated"]
+    assert len(of(events, "error")) == (last == ["run.failed"])
+
+
+async def _assert_no_half_turn(history: StoppingHistory, before: tuple[ChatMessage, ...], reason: str) -> None:
+    after = await MemoryHistory.read(history, "s")
+    assert after[: len(before)] == before
+    new = [role for role, _ in pairs(after[len(before) :])]
+    if reason != "stop":
+        assert new == []
+    else:
+        assert new in (["user", "assistant", "tool", "tool", "assistant"], ["user", "assistant", "tool", "assistant"])
+
+
+def _assert_valid(request: CompletionRequest) -> None:
+    """Each call is followed by its result, and by no other."""
+    open_calls: list[str] = []
+    for message in request.messages:
+        if message.role == "tool":
+            assert message.tool_call_id == open_calls.pop(0)
+        else:
+            assert open_calls == []
+            open_calls = [call.id for call in message.tool_calls]
+    assert open_calls == []
+
+
+def _message(number: int) -> ChatMessage:
+    from workbench.agent.prompt import create_message
+
+    return create_message("user" if number % 2 == 0 else "assistant", f"{number}" * 1_500)

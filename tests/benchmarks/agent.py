@@ -1,0 +1,95 @@
+"""The agent's loop and sessions against those of others; and how long stored sessions take to load."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from tests.benchmarks.peers import told
+from tests.benchmarks.rows import REPEATS, Row
+from workbench.agent.manager import SessionManager
+from workbench.agent.models import ModelRegistry
+from workbench.agent.stores import FileSessionStore
+from workbench.protocol.session_ids import file_name
+from workbench.testing.conversations import session
+
+PEERS = ("pydantic-ai-slim", "openai-agents", "mini-swe-agent")
+"""Distributions, each also the name of a subject."""
+
+_OURS = "workbench"
+_LENGTHS = (50, 1000)
+_SESSIONS = 1_000
+_STORED = 10_000
+
+
+def rows(lengths: tuple[int, ...], sessions: int, rounds: int, peers: tuple[str, ...] = PEERS) -> Iterator[Row]:
+    """Medians of so many rounds, in which the subjects take turns, each in a fresh process."""
+    answers: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        for subject in (_OURS, *peers):
+            asked = ",".join(map(str, lengths)), str(sessions)
+            peer = "" if subject == _OURS else subject
+            answers.setdefault(subject, []).append(told("agent_subject.py", subject, *asked, peer=peer))
+    whats = {str(length): f"a step of the loop, {length} steps" for length in lengths}
+    whats["memory"] = f"each of {sessions:,} idle sessions (kB)"
+    for key, what in whats.items():
+        ours = _median(answers[_OURS], key)
+        assert isinstance(ours, float), ours
+        for peer in peers:
+            theirs = _median(answers[peer], key)
+            row = Row(what, ours, peer, theirs if isinstance(theirs, float) else 0)
+            yield row if isinstance(theirs, float) else row._replace(note=theirs)
+    few, many = (_median(answers[_OURS], str(length)) for length in (lengths[0], lengths[-1]))
+    assert isinstance(few, float)
+    assert isinstance(many, float)
+    yield Row(f"a step of the loop, {lengths[-1]} steps", many, f"{lengths[0]} steps", few)
+
+
+def stored(count: int, rounds: int) -> Iterator[Row]:
+    """Loading so many stored sessions of ten messages each, against reading the same files as JSON and no more."""
+    with tempfile.TemporaryDirectory() as directory:
+        sessions = Path(directory) / "sessions"
+        text = session("s", "a", "b").model_dump_json()
+        for number in range(count):
+            place = sessions / file_name(f"tenant/{number}")
+            place.mkdir(parents=True)
+            (place / "session.json").write_text(text.replace('"id":"s"', f'"id":"tenant/{number}"', 1))
+        loaded, read = [], []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            anyio.run(_load, directory, count)
+            loaded.append((time.perf_counter() - start) * 1000)
+            start = time.perf_counter()
+            for name in os.listdir(sessions):
+                with open(sessions / name / "session.json", "rb") as file:
+                    json.loads(file.read())
+            read.append((time.perf_counter() - start) * 1000)
+        yield Row(f"{count:,} stored sessions, loaded", statistics.median(loaded), "json.loads of the same files",
+                  statistics.median(read))  # fmt: skip
+
+
+async def _load(directory: str, count: int) -> None:
+    async with SessionManager(
+        models=ModelRegistry(), default_workspace="/w", store=FileSessionStore(directory)
+    ) as manager:
+        assert len(manager.list()) == count
+
+
+def _median(answers: list[dict[str, Any]], key: str) -> float | str:
+    found = [each.get(key, each.get("", "")) for each in answers]
+    wrong = [each for each in found if not isinstance(each, float)]
+    return str(wrong[0]) if wrong else statistics.median(found)
+
+
+def agent() -> Iterator[Row]:
+    """All of it."""
+    yield from rows(_LENGTHS, _SESSIONS, max(3, REPEATS // 5))
+    yield from stored(_STORED, max(3, REPEATS // 5))

@@ -1,0 +1,229 @@
+"""Files that are damaged, strange, huge or changing: nothing raises, hangs, or hides what is good."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.transcripts.homes import ASKED, HOMES, claude_code
+from tests.transcripts.reading_sessions import heads, loaded, texts
+from workbench.transcripts import (
+    AgentHome,
+    LinePointer,
+    LocalPlatform,
+    Original,
+    SessionRef,
+    SummarizingAdapter,
+    Transcript,
+    find_adapter,
+    fold,
+    is_session_head,
+    read_original,
+)
+from workbench.transcripts import reading as reading_module
+
+
+def prompt(text: str) -> bytes:
+    return json.dumps({"type": "user", "sessionId": "s", "message": {"content": text}}).encode()
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    path = tmp_path / "projects" / "p" / "s.jsonl"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+STRANGE = [
+    ("a byte order mark", b"\xef\xbb\xbf" + prompt("a") + b"\n" + prompt("b") + b"\n", 0),
+    ("carriage returns", prompt("a") + b"\r\n" + prompt("b") + b"\r\n", 0),
+    ("two objects on one line", prompt("a") + prompt("b") + b"\n", 0),
+    ("blank lines", b"\n\n" + prompt("a") + b"\n\n\n" + prompt("b") + b"\n", 0),
+    ("no last line end", prompt("a") + b"\n" + prompt("b"), 0),
+    ("an unfinished last line", prompt("a") + b"\n" + prompt("b") + b"\n" + prompt("c")[:-9], 0),
+    ("garbage between", prompt("a") + b"\nnot JSON\n" + prompt("b") + b"\n", 1),
+    ("NUL bytes", prompt("a") + b"\n\0\0\0\n" + prompt("b") + b"\n", 0),
+    ("values that are no objects", prompt("a") + b"\n[1]\n7\n" + prompt("b") + b"\n", 2),
+    ("nested too deeply", prompt("a") + b"\n" + b"[" * 100_000 + b"\n" + prompt("b") + b"\n", 1),
+    ("half a surrogate pair", prompt("a") + b"\n" + prompt("b\ud800") + b"\n", 0),
+    ("bytes that are no UTF-8", prompt("a") + b"\n" + prompt("b")[:-3] + b'\xff"}}\n', 0),
+]
+
+
+@pytest.mark.parametrize(("what", "data", "skipped"), STRANGE, ids=[what for what, _, _ in STRANGE])
+def test_a_strange_file_tells_what_is_good_in_it(session: Path, what: str, data: bytes, skipped: int) -> None:
+    session.write_bytes(data)
+    transcript = loaded("claude-code", session)
+    assert [text[:1] for text in texts(transcript, "prompt")] == ["a", "b"]
+    assert len(transcript.skipped) == skipped
+    assert heads("claude-code", session.parents[2])[0].first_prompt == "a"
+    transcript.model_dump_json()  # nothing in it that can't be written
+    for event in transcript.events:
+        assert isinstance(anyio.run(read_original, LocalPlatform(), event.source), Original)
+
+
+def test_glued_objects_have_a_place_each(session: Path) -> None:
+    first, second = prompt("ä"), prompt("b")
+    session.write_bytes(first + second + b"\n")
+    sources = [event.source for event in loaded("claude-code", session).events]
+    assert [(s.offset, s.length) for s in sources if isinstance(s, LinePointer)] == [
+        (0, len(first)),
+        (len(first), len(second)),
+    ]
+
+
+def test_a_line_beyond_the_limit_is_skipped_and_not_kept(session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_module, "_LONGEST_LINE", 3 << 20)
+    with session.open("wb") as file:
+        file.write(prompt("a") + b"\n" + b"x" * (5 << 20) + b"\n" + prompt("b") + b"\n")
+    transcript = loaded("claude-code", session)
+    assert texts(transcript, "prompt") == ["a", "b"]
+    assert [record.reason for record in transcript.skipped] == ["longer than 64 MB"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_large_session_takes_memory_for_its_records_not_for_its_bytes(session: Path, whole: bool) -> None:
+    record = {
+        "type": "user",
+        "sessionId": "s",
+        "message": {"content": [{"type": "tool_result", "content": "x" * 500_000}]},
+    }
+    with session.open("wb") as file:
+        for _ in range(60):
+            file.write(json.dumps(record).encode() + b"\n")
+        file.write(prompt("at last") + b"\n")
+    adapter = find_adapter("claude-code")
+    assert isinstance(adapter, SummarizingAdapter)
+    ref = SessionRef(agent="", path=str(session))
+    tracemalloc.start()
+    try:
+        read = adapter.load if whole else adapter.summarize
+        anyio.run(read, LocalPlatform(), ref)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 << 20 < session.stat().st_size
+
+
+class _Changing(LocalPlatform):
+    """This machine, on which something happens to a file at each read of it."""
+
+    def __init__(self, path: Path, happens: str) -> None:
+        super().__init__(env={}, home="/nowhere")
+        inner, data = self.fs, path.read_bytes()
+
+        class Fs:
+            stat, list = inner.stat, inner.list
+
+            @staticmethod
+            async def read(name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+                found = await inner.read(name, offset=offset, length=length)
+                if happens == "grows":
+                    with path.open("ab") as file:
+                        file.write(data)
+                elif happens == "shrinks":
+                    path.write_bytes(data[: len(data) // 2])
+                elif happens == "is replaced":
+                    path.with_suffix(".new").write_bytes(data[::-1])
+                    path.with_suffix(".new").replace(path)
+                else:
+                    path.unlink(missing_ok=True)
+                return found
+
+        self.fs = Fs()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("happens", ["grows", "shrinks", "is replaced", "goes away"])
+def test_a_file_that_changes_while_it_is_read_ends_the_reading(session: Path, happens: str) -> None:
+    session.write_bytes(b"".join(prompt(f"{number} {'x' * 1000}") + b"\n" for number in range(3000)))
+    adapter = find_adapter("claude-code")
+
+    async def read() -> None:
+        ref = SessionRef(agent="", path=str(session))
+        found = [x async for x in adapter.discover(_Changing(session, happens), str(session.parents[1]))]
+        assert len(found) <= 1
+        if session.exists():
+            await adapter.load(_Changing(session, happens), ref)
+
+    anyio.run(read)
+
+
+def test_what_nobody_may_read_is_an_item_beside_the_others(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    claude_code(tmp_path)
+    locked = tmp_path / "projects" / "locked"
+    locked.mkdir(mode=0)
+    assert [head.first_prompt for head in heads("claude-code", tmp_path)] == [ASKED]
+    locked.chmod(0o700)
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def _mutated(draw: st.DrawFn, value: object) -> object:
+    """The same value with parts of it replaced by others of any kind."""
+    if draw(st.integers(0, 11)) == 0:
+        return draw(_VALUES)
+    if isinstance(value, dict):
+        return {key: draw(_mutated(item)) for key, item in value.items() if draw(st.integers(0, 19))}
+    if isinstance(value, list):
+        return [draw(_mutated(item)) for item in value]
+    return value
+
+
+def _records(home: Path) -> dict[Path, list[object]]:
+    found = {}
+    for path in sorted(home.rglob("*.json*")):
+        text = path.read_text()
+        found[path] = (
+            [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
+        )
+    return found
+
+
+@pytest.mark.parametrize("agent", sorted(HOMES))
+def test_records_of_any_shape_are_read_alike_in_both_ways(agent: str, tmp_path: Path) -> None:
+    """What an agent wrote, with values of any type in any place: the listing and the readings never raise, and agree."""
+    HOMES[agent](tmp_path)
+    files = _records(tmp_path)
+    if not files:
+        pytest.skip("its records are in no JSON file")
+    adapter = find_adapter(agent)
+    assert isinstance(adapter, SummarizingAdapter)
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        for path, records in files.items():
+            mutated = [data.draw(_mutated(record)) for record in records]
+            path.write_text("\n".join(json.dumps(record) for record in mutated) + "\n")
+
+        async def read() -> None:
+            platform = LocalPlatform()
+            roots = adapter.roots(AgentHome((str(tmp_path),)))
+            refs = [x.ref for root in roots async for x in adapter.discover(platform, root) if is_session_head(x)]
+            refs += [SessionRef(agent=agent, path=str(path)) for path in files]
+            for ref in refs:
+                await adapter.detect(platform, ref)
+                transcript = await adapter.load(platform, ref)
+                summary = await adapter.summarize(platform, ref)
+                assert summary == (fold(transcript) if isinstance(transcript, Transcript) else transcript)
+                if isinstance(transcript, Transcript):
+                    transcript.model_dump_json()
+
+        anyio.run(read)
+
+    check()
