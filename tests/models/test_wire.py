@@ -20,11 +20,13 @@ from tests.waiting import until
 from workbench.errors import ModelRequestError, OptionsError
 from workbench.models.adapter import WireModel
 from workbench.models.base import collect
+from workbench.models.gemini import Gemini
 from workbench.models.keys import Key
 from workbench.models.openai_chat import OpenAIChat
 from workbench.models.wire import Endpoint, Timeouts
 from workbench.protocol.messages import TokenDelta
 from workbench.testing import StubCall, StubModelServer, StubReply
+from workbench.testing.model_formats import Event
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +112,21 @@ async def test_data_that_is_no_json_is_a_passing_error(kind: type[WireModel]) ->
 )
 async def test_json_of_another_shape_is_an_error_of_ours(kind: type[WireModel], body: bytes) -> None:
     assert not isinstance(await fail(StubReply(body=body), kind), OptionsError)
+
+
+@every_format
+async def test_what_comes_behind_the_end_is_nobodys_business(kind: type[WireModel]) -> None:
+    def closed(planned: list[Event]) -> list[Event]:
+        return [*planned, ("", "[DONE]"), ("", "{half")] if kind is not Gemini else planned
+
+    assert (await ask(varied(edit=closed), kind)).content == FULL.text
+
+
+@every_format
+async def test_a_failure_in_the_form_of_a_stream_is_read_as_one(kind: type[WireModel]) -> None:
+    body = b'data: {"error": {"message": "Because."}}\n\ndata: [DONE]\n\n'
+    error = await fail(StubReply(status=500, body=body, headers={"Content-Type": "text/event-stream"}), kind)
+    assert error.message == "lab answered with status 500: Because."
 
 
 async def test_a_whole_body_is_taken_where_a_stream_was_asked_for() -> None:

@@ -79,6 +79,9 @@ class Reading:
 
     def _take(self, events: list[ServerEvent]) -> bool:
         for event in events:
+            # Some servers close every format with the mark of another.
+            if self._receiver.done:
+                break
             self._try(functools.partial(self._receiver.event, event), event.data)
         return bool(events)
 

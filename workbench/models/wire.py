@@ -19,7 +19,7 @@ from workbench.errors import ModelRequestError, OptionsError
 from workbench.models.errors import is_overflow, model_http_error, model_network_error
 from workbench.models.keys import Key, masked
 from workbench.models.reading import Reading, Receiver
-from workbench.models.sse import ServerEvent
+from workbench.models.sse import EventReader, ServerEvent
 
 _logger = logging.getLogger("workbench.models")
 
@@ -305,7 +305,9 @@ async def _beginning(response: httpx.Response) -> bytes:
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk[: _MOST_ERROR_BYTES - len(body)]
-    return body
+    # Where a stream was asked for, some servers fail with one.
+    events = EventReader().feed(body) if body.startswith(b"data:") else []
+    return events[0].data.encode() if events else body
 
 
 def _mask(error: ModelRequestError, *secrets: str) -> None:
