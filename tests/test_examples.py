@@ -58,6 +58,28 @@ def test_the_agent_example_lands_what_a_model_wrote_only_where_it_is_told_to(
     assert os.listdir(directory) == (["HELLO.md"] if answer == "y" else [])
 
 
+def test_the_notes_example_grows_a_document_turn_by_turn_and_takes_its_last_turn_back(
+    state: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "kept").touch()
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "notes_to_document.py"), str(directory)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=b"y\n",
+        capture_output=True,
+        check=True,
+    )
+    third, rewound = result.stdout.decode().split("--- after: ")[3].split("--- rewound")
+    assert "(finding 3)" in third
+    assert "(finding 3)" not in rewound
+    assert "would land: OVERVIEW.md\n" in rewound
+    assert sorted(os.listdir(directory)) == ["OVERVIEW.md", "kept"]
+    assert (directory / "OVERVIEW.md").read_text().count("finding") == 2
+
+
 def _tells_the_whole_story(output: str) -> None:
     assert "FAILED (failures=1)" in output
     assert "if pieces > 10:" in output, "the real project was changed before the commit"
