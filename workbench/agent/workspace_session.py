@@ -18,6 +18,7 @@ from typing import Self
 import anyio
 from anyio import to_thread
 
+from workbench.agent.event_log import EventWriter
 from workbench.agent.history import StoreHistory
 from workbench.agent.locks import FileLocker
 from workbench.agent.options import SessionOptions
@@ -82,41 +83,41 @@ class WorkspaceSession:
     ) -> AsyncIterator[Self]:
         """With the stores of the workspace's state directory. First completes a rewind that a crash cut short.
 
-        A `model` that is a string is looked up by provider. `system_prompt` None is `default_system_prompt` with what the
-        person's configuration adds; with `notes` those of the project's files come after it. Options without tools get the
-        workspace's own, without a resolver the rules of the person's configuration. Raises ModelNotFoundError,
-        ModelRequestError (auth), OptionsError, StoreError, and what the completion raises.
+        A `model` that is a string is looked up by provider. `system_prompt` None is what `set_system_prompt` was given, else
+        `default_system_prompt` with what the person's configuration adds; with `notes` those of the project's files follow.
+        Options without tools get the workspace's own, without a resolver the rules of the person's configuration. Raises
+        ModelNotFoundError, ModelRequestError (auth), OptionsError, StoreError, and what the completion raises.
         """
+        settings, store, seen = load(), FileSessionStore(workspace.directory), SeenFiles()
+        sessions: list[Self] = []
+
+        async def after_tools(message: ChatMessage) -> None:
+            await sessions[0]._take_step(message)
+            if options.after_tools is not None:
+                await options.after_tools(message)
+
         async with AsyncExitStack() as stack:
             if isinstance(model, str):
                 model = await stack.enter_async_context(resolve(model))
-            settings = load()
-            seen = SeenFiles()
-            tools = options.tools
-            if tools is None:
-                tools = ToolRegistry()
-                for tool in (*workspace_tools(workspace, seen), *note_tools(workspace, model)):
-                    tools.register(tool)
-            root = os.fsencode(workspace.root).decode(errors="backslashreplace")
+            tools = options.tools if options.tools is not None else _tools(workspace, model, seen)
+            detail = await store.load(workspace.session)
+            if system_prompt is None and detail is not None:
+                system_prompt = detail.system_prompt
             if system_prompt is None:
                 names = [schema.name for schema in tools.schemas()]
-                system_prompt = default_system_prompt(workspace=root, tool_names=names, extra=settings.system_prompt)
+                system_prompt = default_system_prompt(
+                    workspace=_root(workspace), tool_names=names, extra=settings.system_prompt
+                )
             if notes and (found := await project_notes(workspace)):
                 system_prompt = f"{system_prompt}\n\n{found}"
-            sessions: list[Self] = []
-
-            async def after_tools(message: ChatMessage) -> None:
-                await sessions[0]._take_step(message)
-                if options.after_tools is not None:
-                    await options.after_tools(message)
-
-            store = FileSessionStore(workspace.directory)
+            writer = EventWriter(store.event_log, options.logger)
+            stack.push_async_callback(writer.flush)
             agent = AgentSession(
                 id=workspace.session,
                 history=StoreHistory(store),
                 locker=FileLocker(os.path.join(workspace.directory, "sessions", ".runs")),
                 model=model,
-                workspace=root,
+                workspace=_root(workspace),
                 system_prompt=system_prompt,
                 options=replace(
                     options,
@@ -124,8 +125,10 @@ class WorkspaceSession:
                     after_tools=after_tools,
                     resolve_permission=options.resolve_permission or PermissionRules(settings.permissions),
                 ),
-                detail=await store.load(workspace.session),
+                detail=detail,
+                seq=await store.event_log.last_seq(workspace.session),
             )
+            agent.subscribe(writer.add)
             agent.subscribe(lambda event: seen.clear() if event.type == "session.rewound" else None)
             sessions.append(cls(workspace, agent))
             async with sessions[0] as session:
@@ -236,10 +239,18 @@ class WorkspaceSession:
         messages = _before(detail.messages, message_id, (await self._travels.read()).started)
         session = name if name is not None else await to_thread.run_sync(self.workspace.free_session)
         await self.workspace.fork(message_id, session)
+        store = FileSessionStore(self.workspace.directory)
+        stored = await store.load(self.agent.id)
         fork = detail.model_copy(
-            update={"id": session, "messages": messages, "pending": (), "created_at": now(), "updated_at": now()}
+            update={
+                "id": session,
+                "messages": messages,
+                "system_prompt": stored.system_prompt if stored is not None else None,
+                "created_at": now(),
+                "updated_at": now(),
+            }
         )
-        await StoreHistory(FileSessionStore(self.workspace.directory)).change(session, lambda _: fork)
+        await StoreHistory(store).change(session, lambda _: fork)
         return session
 
     async def complete(self) -> None:
@@ -269,10 +280,10 @@ class WorkspaceSession:
     ) -> WorkspaceRewound:
         """Write the journal, move the files, change the conversation, and put the journal away."""
         travelled: Travelled | None = None
-        travel: TravelRecord | None = None
 
-        async def first(before: Messages, after: Messages) -> None:
-            nonlocal travel, travelled
+        @asynccontextmanager
+        async def around(before: Messages, after: Messages) -> AsyncIterator[None]:
+            nonlocal travelled
             travel = await planned(before, after)
             await self._travels.change(lambda record: record.model_copy(update={"under_way": travel}))
             try:
@@ -284,10 +295,10 @@ class WorkspaceSession:
                 raise
             if travel.kind == "rewind" and travel.files:
                 travel = travel.model_copy(update={"before": await to_thread.run_sync(self._left, travel)})
+            yield
+            await self._travels.change(partial(_ended, travel))
 
-        rewound = await self.agent.change_transcript(message_id, change, first=first)
-        assert travel is not None
-        await self._travels.change(partial(_ended, travel))
+        rewound = await self.agent.change_transcript(message_id, change, around=around)
         journey = travelled.journey if travelled is not None else None
         return WorkspaceRewound(
             removed=rewound.removed,
@@ -357,6 +368,18 @@ class WorkspaceSession:
         except WorkbenchError as error:
             # The run goes on: what was there before the message is kept all the same.
             self.agent.publish(Notice(code=error.code, message=f"No checkpoint after {label}: {error.message}"))
+
+
+def _tools(workspace: Workspace, model: LanguageModel, seen: SeenFiles) -> ToolRegistry:
+    tools = ToolRegistry()
+    for tool in (*workspace_tools(workspace, seen), *note_tools(workspace, model)):
+        tools.register(tool)
+    return tools
+
+
+def _root(workspace: Workspace) -> str:
+    """The real directory as text."""
+    return workspace.root.decode(errors="backslashreplace")
 
 
 class _ArrivedError(Exception):
