@@ -16,6 +16,7 @@ import pytest
 from tests.agent.support import LONG, Gate, end, of, pairs, read
 from tests.review.landing import calls, in_child, kill_at
 from workbench.agent.options import SessionOptions
+from workbench.agent.stores import FileSessionStore
 from workbench.agent.travels import Travels
 from workbench.agent.workspace_session import WorkspaceSession
 from workbench.checkpoints.history import RowKind
@@ -292,6 +293,39 @@ async def test_a_conversation_goes_on_where_it_ended(root: Path) -> None:
             ("user", "y"),
             ("assistant", "2"),
         ]
+
+
+@pytest.mark.anyio
+async def test_events_are_kept_beside_the_session_and_numbered_on(root: Path) -> None:
+    """ "`events.jsonl` beside it is the append-only log, `session.rewound` its rewind marker."""
+    for number in (1, 2):
+        async with opened(root, Turn(reasoning="hm", text=f"{number}")) as session:
+            await say(session, "x", f"m{number}")
+            directory = session.workspace.directory
+            if number == 2:
+                await session.rewind("m2")
+    log = FileSessionStore(directory).event_log
+    events = await log.read("default")
+    numbers = [event.seq for event in events]
+    assert numbers == sorted(set(numbers))
+    types = [event.type for event in events]
+    assert types.count("run.completed") == 2
+    assert "thinking" not in types
+    assert types[-2:] == ["session.rewound", "session.updated"]
+
+
+@pytest.mark.anyio
+async def test_a_prompt_of_ones_own_stays_and_the_default_is_made_anew(root: Path) -> None:
+    """What was computed isn't stored: it would keep the tools of the first day."""
+    async with opened(root, Turn(text="1")) as session:
+        await say(session, "x", "m1")
+        store = FileSessionStore(session.workspace.directory)
+        detail = await store.load("default")
+        assert detail is not None
+        assert detail.system_prompt is None
+        await session.agent.set_system_prompt("Mine.")
+    async with opened(root) as session:
+        assert session.agent.detail().system_prompt == "Mine."
 
 
 @pytest.mark.anyio

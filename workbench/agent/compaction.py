@@ -54,33 +54,44 @@ class Compactor:
         # Half the window at least: a reply's bound may be larger than a small window.
         self._limit = max(min(window * _FULL, window - max_tokens), window / 2) if window else None
         self._scale = 1.0
+        self._sent = 0
+        self._counts = _RunningCount()
 
-    async def view(self, messages: Sequence[ChatMessage], overhead: int) -> tuple[ChatMessage, ...]:
+    async def view(self, messages: Sequence[ChatMessage], overhead: int) -> Sequence[ChatMessage]:
         """The messages as they are to be sent; `overhead` are the tokens of prompt and tools. Raises what the model raises."""
-        view = self._view(messages)
-        if self._limit is None or self._scale * (overhead + _tokens(view)) < self._limit:
-            return view
-        await self._compact(messages, int(self._limit * _KEPT / self._scale))
+        if self._limit is not None:
+            self._sent = overhead + self._count(messages)
+            if self._scale * self._sent >= self._limit:
+                await self._compact(messages, int(self._limit * _KEPT / self._scale))
+                self._sent = overhead + self._count(messages)
         return self._view(messages)
 
     async def shrink(self, messages: Sequence[ChatMessage]) -> bool:
         """After the model found a request too long: summarise more; False where nothing more can be."""
-        return await self._compact(messages, int(_tokens(self._view(messages)) * _KEPT))
+        return await self._compact(messages, int(self._count(messages) * _KEPT))
 
-    def learn(self, sent: Sequence[ChatMessage], overhead: int, input_tokens: int) -> None:
-        """Compare the estimate of a request with what the model counted."""
-        estimated = overhead + _tokens(sent)
-        if input_tokens and estimated:
-            self._scale = min(max(input_tokens / estimated, 0.5), 4.0)
+    def learn(self, input_tokens: int) -> None:
+        """Compare the estimate of the request last sent with what the model counted."""
+        if input_tokens and self._sent:
+            self._scale = min(max(input_tokens / self._sent, 0.5), 4.0)
 
-    def _view(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    def _count(self, messages: Sequence[ChatMessage]) -> int:
+        """About how many tokens the view of the messages takes."""
+        start, summary = self._start(messages), self._summary
+        if start == 0 or summary.message is None:
+            return self._counts.since(messages, 0)
+        return _tokens((summary.message, *summary.kept)) + self._counts.since(messages, start)
+
+    def _view(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         start = self._start(messages)
         if start == 0 or self._summary.message is None:
-            return tuple(messages)
+            return messages
         return (self._summary.message, *self._summary.kept, *messages[start:])
 
     def _start(self, messages: Sequence[ChatMessage]) -> int:
         """The index of the first message that isn't summarised."""
+        if not self._summary.through:
+            return 0
         ids = (index + 1 for index, message in enumerate(messages) if message.id == self._summary.through)
         return next(ids, 0)
 
@@ -117,6 +128,19 @@ class Compactor:
             return text
         limit = int(window * _CHARACTERS_PER_TOKEN / 2 / self._scale)
         return text if len(text) <= limit else f"{text[: limit // 2]}\n\n[…]\n\n{text[-(limit // 2) :]}"
+
+
+class _RunningCount:
+    """Counts the tokens of a conversation that grows, each message once."""
+
+    def __init__(self) -> None:
+        self._sums = [0]
+
+    def since(self, messages: Sequence[ChatMessage], start: int) -> int:
+        """Those of the messages from `start` on."""
+        for message in messages[len(self._sums) - 1 :]:
+            self._sums.append(self._sums[-1] + _tokens((message,)))
+        return self._sums[-1] - self._sums[start]
 
 
 def _cut(messages: Sequence[ChatMessage], start: int, kept_tokens: int) -> int:

@@ -233,6 +233,7 @@ class Execution:
         """Store what a run came to: of one that failed or was cancelled, its usage only."""
         messages = tuple(self._messages) if end is not None and self._intake.message is not None else ()
         used = self._spending.usage
+        self._state.updated_at = now()
         try:
             if not isinstance(self._history, RewindableHistory):
                 if messages:
@@ -252,13 +253,11 @@ class Execution:
     def _after(self, before: SessionDetail, messages: Sequence[ChatMessage]) -> SessionDetail:
         """The stored session after the run; what somebody else has changed of it meanwhile stays."""
         state = self._state
-        state.updated_at = now()
         return before.model_copy(
             update={
                 "title": before.title or state.title,
                 "workspace": before.workspace or state.workspace,
                 "model": state.model,
-                "system_prompt": state.system_prompt if before.system_prompt is None else before.system_prompt,
                 "usage": before.usage + self._spending.usage,
                 "messages": (*before.messages, *messages),
                 "message_count": len(before.messages) + len(messages),
@@ -309,7 +308,6 @@ class Execution:
         self._say_end(ending)
         if self._state.pending is self._messages:
             self._state.pending = []
-        self._state.updated_at = now()
         self._finished(self._run)
         usage = self._spending.usage
         if ending.error is not None:

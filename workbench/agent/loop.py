@@ -11,7 +11,7 @@ from workbench.agent.compaction import Compactor
 from workbench.agent.marks import marked
 from workbench.agent.options import SessionOptions
 from workbench.agent.prompt import assistant_message, create_message, estimate_tokens, new_id, tool_message
-from workbench.agent.repair import repaired
+from workbench.agent.repair import RepairedConversation
 from workbench.agent.run import Emit
 from workbench.agent.stuck import NUDGE, Progress, StuckDetector
 from workbench.agent.toolcalls import Executed, ToolCalls
@@ -67,8 +67,11 @@ class Loop:
         self._system = create_message("system", system) if system else None
         self._thinking = thinking
         self._schemas = tuple(schemas)
-        self._history = tuple(history)
         self._messages = messages
+        self._conversation = RepairedConversation()
+        self._conversation.extend(history)
+        # How many of the run's own messages are in it.
+        self._repaired = 0
         self._asker = asker
         self._calls = calls
         self._compactor = compactor
@@ -154,37 +157,33 @@ class Loop:
 
     async def _ask(self) -> CompletionResponse:
         """A reply; where the request turns out to be too long, once more with less of the conversation."""
+        self._conversation.extend(self._messages[self._repaired :])
+        self._repaired = len(self._messages)
         try:
             return await self._ask_once()
         except Exception as error:
             too_long = is_model_request_error(error) and error.code == "context_overflow"
-            if not (too_long and self._options.compact and await self._compactor.shrink(self._conversation())):
+            if not (too_long and self._options.compact and await self._compactor.shrink(self._conversation.messages)):
                 raise
         return await self._ask_once()
 
     async def _ask_once(self) -> CompletionResponse:
-        conversation = self._conversation()
+        messages: Sequence[ChatMessage] = self._conversation.messages
         if self._options.compact:
-            conversation = await self._compactor.view(conversation, self._overhead)
-        messages = repaired(conversation)
+            messages = await self._compactor.view(messages, self._overhead)
         if self._system is not None:
             messages = (self._system, *messages)
-        if self._options.prompt_caching:
-            messages = marked(messages)
         request = CompletionRequest(
             model=self._model.id,
-            messages=messages,
+            messages=marked(messages) if self._options.prompt_caching else tuple(messages),
             tools=self._schemas,
             temperature=self._options.temperature,
             max_tokens=self._options.max_tokens,
             thinking=self._thinking,
         )
         response = await self._asker.ask(request)
-        self._compactor.learn(conversation, self._overhead, response.usage.input_tokens)
+        self._compactor.learn(response.usage.input_tokens)
         return response
-
-    def _conversation(self) -> tuple[ChatMessage, ...]:
-        return (*self._history, *self._messages)
 
     def _announce(self, message: ChatMessage) -> None:
         self._messages.append(message)

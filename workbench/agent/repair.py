@@ -21,24 +21,35 @@ def repaired(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
 
     A missing result is said to be interrupted; results without a call, second results and messages without content go.
     """
-    result: list[ChatMessage] = []
-    used: set[str] = set()
-    index = 0
-    while index < len(messages):
-        message = messages[index]
-        index += 1
-        if message.role == "tool":
-            continue
-        if message.role != "assistant":
-            if message.content.strip() or message.images or message.role == "system":
-                result.append(message)
-            continue
-        answers: dict[str | None, ChatMessage] = {}
-        while index < len(messages) and messages[index].role == "tool":
-            answers.setdefault(messages[index].tool_call_id, messages[index])
+    conversation = RepairedConversation()
+    conversation.extend(messages)
+    return tuple(conversation.messages)
+
+
+class RepairedConversation:
+    """The same for a conversation that grows: what was repaired once isn't looked at again."""
+
+    def __init__(self) -> None:
+        self.messages: list[ChatMessage] = []
+        self._used: set[str] = set()
+
+    def extend(self, messages: Sequence[ChatMessage]) -> None:
+        """Add messages; a reply comes together with the results of its calls."""
+        index = 0
+        while index < len(messages):
+            message = messages[index]
             index += 1
-        result.extend(_step(message, answers, used))
-    return tuple(result)
+            if message.role == "tool":
+                continue
+            if message.role != "assistant":
+                if message.content.strip() or message.images or message.role == "system":
+                    self.messages.append(message)
+                continue
+            answers: dict[str | None, ChatMessage] = {}
+            while index < len(messages) and messages[index].role == "tool":
+                answers.setdefault(messages[index].tool_call_id, messages[index])
+                index += 1
+            self.messages.extend(_step(message, answers, self._used))
 
 
 def _step(message: ChatMessage, answers: dict[str | None, ChatMessage], used: set[str]) -> list[ChatMessage]:

@@ -19,7 +19,7 @@ from workbench.agent.prompt import create_message, new_id
 from workbench.agent.run import Run, RunStream
 from workbench.agent.state import SessionState
 from workbench.agent.tasks import spawn
-from workbench.agent.transcript import Change, First, before_message, changed
+from workbench.agent.transcript import Around, Change, before_message, changed
 from workbench.errors import (
     MessageExistsError,
     ModelNotFoundError,
@@ -203,12 +203,12 @@ class AgentSession:
         message_id: str,
         change: Change,
         *,
-        first: First | None = None,
+        around: Around | None = None,
     ) -> Rewound:
         """Put what `change` makes of the messages in their place, persist, emit `session.rewound` to `message_id`.
 
-        No run goes on meanwhile, here or anywhere. What must happen before, such as bringing files back, is `first`: it's
-        awaited with the messages as they are and as they will be, and what it raises leaves the transcript alone. Where
+        No run goes on meanwhile, here or anywhere. What must happen with it, such as bringing files back, is `around`: it's
+        given the messages as they are and as they will be, and what it raises before it yields leaves them alone. Where
         nothing changes nothing is emitted. Raises RewindError (`session_busy`), HistoryNotRewindableError, StoreError, and
         what `change` raises.
         """
@@ -216,7 +216,7 @@ class AgentSession:
             raise RewindError("A run is in progress.", code="session_busy", hint="Cancel it, or wait for its end.")
         self._changing = True
         try:
-            before, after = await changed(self.id, self._history, self._locker, change, first)
+            before, after = await changed(self.id, self._history, self._locker, change, around)
         finally:
             self._changing = False
         self._state.messages = after

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import anyio
 
@@ -14,17 +15,17 @@ from workbench.protocol.sessions import SessionDetail
 
 Messages = tuple[ChatMessage, ...]
 Change = Callable[[Messages], Sequence[ChatMessage]]
-First = Callable[[Messages, Messages], Awaitable[None]]
+Around = Callable[[Messages, Messages], AbstractAsyncContextManager[None]]
 
 _LOCK_SECONDS = 1.0
 
 
 async def changed(
-    session_id: str, history: History, locker: Locker, change: Change, first: First | None
+    session_id: str, history: History, locker: Locker, change: Change, around: Around | None
 ) -> tuple[Messages, Messages]:
     """Put what `change` makes of the messages in their place; what they were, and are.
 
-    No run of the session goes on meanwhile. `first` is awaited before, with the same two. Raises RewindError
+    No run of the session goes on meanwhile. It's done inside `around`, which gets the same two. Raises RewindError
     (`session_busy`), HistoryNotRewindableError, StoreError, and what both raise.
     """
     held = False
@@ -37,10 +38,9 @@ async def changed(
                 after = tuple(change(before))
                 if after != before and not isinstance(history, RewindableHistory):
                     raise HistoryNotRewindableError("The history of this session is append-only.")
-                if first is not None:
-                    await first(before, after)
-                if after != before and isinstance(history, RewindableHistory):
-                    await history.change(session_id, lambda detail: _with_messages(detail, change(detail.messages)))
+                async with around(before, after) if around is not None else nullcontext():
+                    if after != before and isinstance(history, RewindableHistory):
+                        await history.change(session_id, lambda detail: _with_messages(detail, change(detail.messages)))
     if not held:
         raise RewindError("A run is in progress.", code="session_busy", hint="Wait for its end.")
     return before, after

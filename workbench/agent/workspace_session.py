@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -18,6 +18,7 @@ from typing import Self
 import anyio
 from anyio import to_thread
 
+from workbench.agent.event_log import EventWriter
 from workbench.agent.history import StoreHistory
 from workbench.agent.locks import FileLocker
 from workbench.agent.options import SessionOptions
@@ -43,7 +44,7 @@ from workbench.models.resolving import resolve
 from workbench.protocol.events import Notice
 from workbench.protocol.messages import ChatMessage, ImageAttachment, now
 from workbench.protocol.runs import RunOptions
-from workbench.protocol.sessions import TravelRecord, TravelsRecord, WorkspaceRewound
+from workbench.protocol.sessions import TravelRecord, TravelsRecord
 from workbench.tools.project_notes import project_notes
 from workbench.tools.registry import ToolRegistry
 from workbench.tools.seen import SeenFiles
@@ -52,6 +53,30 @@ from workbench.workspace import Travelled, Workspace
 
 _DEFAULT_OPTIONS = SessionOptions()
 _DEFAULT_RUN_OPTIONS = RunOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceRewound:
+    """What a rewind or a redo did.
+
+    `removed` counts the messages that it took back (of a redo those that it brought back), `messages` are those that are
+    there now. `travelled` is how the files went, None where they didn't.
+    """
+
+    removed: int
+    messages: Messages
+    travelled: Travelled | None
+
+    @property
+    def restored(self) -> tuple[bytes, ...]:
+        """The paths that are what they were."""
+        journey = self.travelled.journey if self.travelled is not None else None
+        return tuple(sorted((*journey.removed, *journey.restored))) if journey is not None else ()
+
+    @property
+    def ended_processes(self) -> int:
+        """How many commands that ended."""
+        return len(self.travelled.ended) if self.travelled is not None else 0
 
 
 class WorkspaceSession:
@@ -82,41 +107,41 @@ class WorkspaceSession:
     ) -> AsyncIterator[Self]:
         """With the stores of the workspace's state directory. First completes a rewind that a crash cut short.
 
-        A `model` that is a string is looked up by provider. `system_prompt` None is `default_system_prompt` with what the
-        person's configuration adds; with `notes` those of the project's files come after it. Options without tools get the
-        workspace's own, without a resolver the rules of the person's configuration. Raises ModelNotFoundError,
-        ModelRequestError (auth), OptionsError, StoreError, and what the completion raises.
+        A `model` that is a string is looked up by provider. `system_prompt` None is what `set_system_prompt` was given, else
+        `default_system_prompt` with what the person's configuration adds; with `notes` those of the project's files follow.
+        Options without tools get the workspace's own, without a resolver the rules of the person's configuration. Raises
+        ModelNotFoundError, ModelRequestError (auth), OptionsError, StoreError, and what the completion raises.
         """
+        settings, store, seen = load(), FileSessionStore(workspace.directory), SeenFiles()
+        sessions: list[Self] = []
+
+        async def after_tools(message: ChatMessage) -> None:
+            await sessions[0]._take_step(message)
+            if options.after_tools is not None:
+                await options.after_tools(message)
+
         async with AsyncExitStack() as stack:
             if isinstance(model, str):
                 model = await stack.enter_async_context(resolve(model))
-            settings = load()
-            seen = SeenFiles()
-            tools = options.tools
-            if tools is None:
-                tools = ToolRegistry()
-                for tool in (*workspace_tools(workspace, seen), *note_tools(workspace, model)):
-                    tools.register(tool)
-            root = os.fsencode(workspace.root).decode(errors="backslashreplace")
+            tools = options.tools if options.tools is not None else _tools(workspace, model, seen)
+            detail = await store.load(workspace.session)
+            if system_prompt is None and detail is not None:
+                system_prompt = detail.system_prompt
             if system_prompt is None:
                 names = [schema.name for schema in tools.schemas()]
-                system_prompt = default_system_prompt(workspace=root, tool_names=names, extra=settings.system_prompt)
+                system_prompt = default_system_prompt(
+                    workspace=_root(workspace), tool_names=names, extra=settings.system_prompt
+                )
             if notes and (found := await project_notes(workspace)):
                 system_prompt = f"{system_prompt}\n\n{found}"
-            sessions: list[Self] = []
-
-            async def after_tools(message: ChatMessage) -> None:
-                await sessions[0]._take_step(message)
-                if options.after_tools is not None:
-                    await options.after_tools(message)
-
-            store = FileSessionStore(workspace.directory)
+            writer = EventWriter(store.event_log, options.logger)
+            stack.push_async_callback(writer.flush)
             agent = AgentSession(
                 id=workspace.session,
                 history=StoreHistory(store),
-                locker=FileLocker(os.path.join(workspace.directory, "sessions", ".runs")),
+                locker=_locker(workspace),
                 model=model,
-                workspace=root,
+                workspace=_root(workspace),
                 system_prompt=system_prompt,
                 options=replace(
                     options,
@@ -124,12 +149,35 @@ class WorkspaceSession:
                     after_tools=after_tools,
                     resolve_permission=options.resolve_permission or PermissionRules(settings.permissions),
                 ),
-                detail=await store.load(workspace.session),
+                detail=detail,
+                seq=await store.event_log.last_seq(workspace.session),
             )
+            agent.subscribe(writer.add)
             agent.subscribe(lambda event: seen.clear() if event.type == "session.rewound" else None)
             sessions.append(cls(workspace, agent))
             async with sessions[0] as session:
                 yield session
+
+    @classmethod
+    @asynccontextmanager
+    async def open_to_travel(cls, workspace: Workspace) -> AsyncIterator[Self]:
+        """As `open`, without a model to ask: for `rewind`, `redo` and `fork`. Raises StoreError."""
+        store = FileSessionStore(workspace.directory)
+        detail = await StoreHistory(store).change(workspace.session, lambda stored: stored)
+        writer = EventWriter(store.event_log, _DEFAULT_OPTIONS.logger)
+        agent = AgentSession(
+            id=workspace.session,
+            history=StoreHistory(store),
+            locker=_locker(workspace),
+            detail=detail,
+            seq=await store.event_log.last_seq(workspace.session),
+        )
+        agent.subscribe(writer.add)
+        try:
+            async with cls(workspace, agent) as session:
+                yield session
+        finally:
+            await writer.flush()
 
     async def __aenter__(self) -> Self:
         await self.complete()
@@ -169,11 +217,13 @@ class WorkspaceSession:
             message_id = await self._prepare(text, message_id)
             return self.agent.run_with_options(text, options, images=images, message_id=message_id)
 
-    async def rewind(self, message_id: str, *, files: bool = True, conversation: bool = True) -> WorkspaceRewound:
-        """Make files and conversation what they were before a message; of one that isn't in the conversation, since its run
-        failed, only the files.
+    async def rewind(
+        self, message_id: str, *, files: bool = True, conversation: bool = True, force: bool = False
+    ) -> WorkspaceRewound:
+        """Make files and conversation what they were before a message.
 
-        Ends the sandbox. Raises RewindError (message_not_found, invalid_rewind_target, session_busy), OptionsError where
+        Of one that isn't in the conversation, since its run failed, only the files go. Ends the sandbox; `force` also where
+        a shell is attached. Raises RewindError (message_not_found, invalid_rewind_target, session_busy), OptionsError where
         nothing is to go, and as `Workspace.rewind`; where it fails after it was begun, the next open completes it.
         """
         if not files and not conversation:
@@ -198,9 +248,9 @@ class WorkspaceSession:
                 removed=before[len(after) :],
             )
 
-        return await self._travel(message_id, change, planned)
+        return await self._travel(message_id, change, planned, force)
 
-    async def redo(self) -> WorkspaceRewound:
+    async def redo(self, *, force: bool = False) -> WorkspaceRewound:
         """Take back the last rewind that wasn't taken back yet, of what it was of; any number of times.
 
         Raises CheckpointError (nothing_to_redo) where there is none, or where something was said or the files were brought
@@ -225,22 +275,51 @@ class WorkspaceSession:
                 raise _nothing_to_redo("Somebody else has taken the rewind back just now.")
             return travel.model_copy(update={"kind": "redo", "after": await to_thread.run_sync(self._newest)})
 
-        return await self._travel(travel.message_id, change if travel.conversation else tuple, planned)
+        return await self._travel(travel.message_id, change if travel.conversation else tuple, planned, force)
 
     async def fork(self, message_id: str, *, name: str | None = None) -> str:
         """Start another session with files and conversation as they were before a message; its id, to be opened.
 
         Raises RewindError (message_not_found, invalid_rewind_target), and as `Workspace.fork`.
         """
-        detail = self.agent.detail()
-        messages = _before(detail.messages, message_id, (await self._travels.read()).started)
+        await self._kept_before(message_id)
         session = name if name is not None else await to_thread.run_sync(self.workspace.free_session)
         await self.workspace.fork(message_id, session)
-        fork = detail.model_copy(
-            update={"id": session, "messages": messages, "pending": (), "created_at": now(), "updated_at": now()}
-        )
-        await StoreHistory(FileSessionStore(self.workspace.directory)).change(session, lambda _: fork)
+        await self.fork_conversation(message_id, session)
         return session
+
+    async def fork_conversation(self, message_id: str, session: str) -> None:
+        """Give another session, whose files are those of before a message, the conversation of before it.
+
+        Raises RewindError (message_not_found, invalid_rewind_target), StoreError.
+        """
+        messages = await self._kept_before(message_id)
+        store = FileSessionStore(self.workspace.directory)
+        stored = await store.load(self.agent.id)
+        fork = self.agent.detail().model_copy(
+            update={
+                "id": session,
+                "messages": messages,
+                "system_prompt": stored.system_prompt if stored is not None else None,
+                "created_at": now(),
+                "updated_at": now(),
+            }
+        )
+        await StoreHistory(store).change(session, lambda _: fork)
+
+    async def has_message(self, message_id: str) -> bool:
+        """Whether a run was begun with it, of files and conversation that can go back to before it."""
+        try:
+            await self._kept_before(message_id)
+        except RewindError as error:
+            return error.code != "message_not_found"
+        return True
+
+    async def goes_along(self) -> bool:
+        """Whether the next redo of the files is of a rewind that took the conversation along."""
+        undone = (await self._travels.read()).undone
+        points = await to_thread.run_sync(self.workspace.timeline.redo_points)
+        return bool(undone) and undone[-1].before in ("", points[-1].message_id if points else "")
 
     async def complete(self) -> None:
         """Bring a rewind or a redo that was cut short to its end. Raises as `rewind`."""
@@ -262,21 +341,27 @@ class WorkspaceSession:
 
         # Who had begun it may be alive, and have ended it while this one waited for the lock.
         with contextlib.suppress(_ArrivedError):
-            await self._travel(travel.message_id, change, planned)
+            await self._travel(travel.message_id, change, planned, True)
 
     async def _travel(
-        self, message_id: str, change: Change, planned: Callable[[Messages, Messages], Awaitable[TravelRecord]]
+        self,
+        message_id: str,
+        change: Change,
+        planned: Callable[[Messages, Messages], Awaitable[TravelRecord]],
+        force: bool,
     ) -> WorkspaceRewound:
         """Write the journal, move the files, change the conversation, and put the journal away."""
         travelled: Travelled | None = None
-        travel: TravelRecord | None = None
+        count = 0
 
-        async def first(before: Messages, after: Messages) -> None:
-            nonlocal travel, travelled
+        @asynccontextmanager
+        async def around(before: Messages, after: Messages) -> AsyncIterator[None]:
+            nonlocal travelled, count
+            count = len(before)
             travel = await planned(before, after)
             await self._travels.change(lambda record: record.model_copy(update={"under_way": travel}))
             try:
-                travelled = await self._move(travel)
+                travelled = await self._move(travel, force)
             except WorkbenchError:
                 # What was begun is completed by the next open; of what wasn't nothing remains.
                 if not self.workspace.timeline.is_under_way:
@@ -284,25 +369,23 @@ class WorkspaceSession:
                 raise
             if travel.kind == "rewind" and travel.files:
                 travel = travel.model_copy(update={"before": await to_thread.run_sync(self._left, travel)})
+            yield
+            await self._travels.change(partial(_ended, travel))
 
-        rewound = await self.agent.change_transcript(message_id, change, first=first)
-        assert travel is not None
-        await self._travels.change(partial(_ended, travel))
-        journey = travelled.journey if travelled is not None else None
-        return WorkspaceRewound(
-            removed=rewound.removed,
-            messages=rewound.messages,
-            restored=tuple(sorted((*journey.removed, *journey.restored))) if journey is not None else (),
-            ended_processes=len(travelled.ended) if travelled is not None else 0,
-        )
+        rewound = await self.agent.change_transcript(message_id, change, around=around)
+        return WorkspaceRewound(abs(len(rewound.messages) - count), rewound.messages, travelled)
 
-    async def _move(self, travel: TravelRecord) -> Travelled | None:
+    async def _move(self, travel: TravelRecord, force: bool) -> Travelled | None:
         """Bring the files where a travel takes them; None where they don't go, or have gone already."""
         if not travel.files or await to_thread.run_sync(self._arrived, travel):
             return None
         if travel.kind == "rewind":
-            return await self.workspace.rewind(travel.message_id)
-        return await self.workspace.redo() if travel.before else None
+            return await self.workspace.rewind(travel.message_id, force=force)
+        return await self.workspace.redo(force=force) if travel.before else None
+
+    async def _kept_before(self, message_id: str) -> Messages:
+        """The messages before one of the user's; all of them where its run failed. Raises RewindError."""
+        return _before(self.agent.detail().messages, message_id, (await self._travels.read()).started)
 
     async def _require(self, message_id: str) -> None:
         """Make sure that there is a checkpoint of a message. Raises RewindError, CheckpointError (store_corrupt)."""
@@ -359,6 +442,22 @@ class WorkspaceSession:
             self.agent.publish(Notice(code=error.code, message=f"No checkpoint after {label}: {error.message}"))
 
 
+def _tools(workspace: Workspace, model: LanguageModel, seen: SeenFiles) -> ToolRegistry:
+    tools = ToolRegistry()
+    for tool in (*workspace_tools(workspace, seen), *note_tools(workspace, model)):
+        tools.register(tool)
+    return tools
+
+
+def _locker(workspace: Workspace) -> FileLocker:
+    return FileLocker(os.path.join(workspace.directory, "sessions", ".runs"))
+
+
+def _root(workspace: Workspace) -> str:
+    """The real directory as text."""
+    return workspace.root.decode(errors="backslashreplace")
+
+
 class _ArrivedError(Exception):
     """What was to be completed has been completed."""
 
@@ -380,6 +479,4 @@ def _before(messages: Messages, message_id: str, started: Sequence[str]) -> Mess
 
 
 def _nothing_to_redo(message: str) -> CheckpointError:
-    return CheckpointError(
-        message, code="nothing_to_redo", hint="`workbench redo` brings the files alone back, `workbench log` lists."
-    )
+    return CheckpointError(message, code="nothing_to_redo", hint="`workbench log` lists what you can rewind to.")

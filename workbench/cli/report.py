@@ -147,8 +147,10 @@ def chain_report(verified: AuditVerified) -> ChainReport:
     return ChainReport(lines=verified.lines, last=verified.last, wrong=verified.wrong, why=verified.why)
 
 
-def rewind_report(travelled: Travelled) -> RewindReport:
-    """The report of `workbench rewind` and `workbench redo`."""
+def rewind_report(travelled: Travelled | None, messages: int = 0) -> RewindReport:
+    """The report of `workbench rewind` and `workbench redo`; `travelled` is None where the files stayed."""
+    if travelled is None:
+        return RewindReport(removed=(), restored=(), ended_processes=0, before="", messages=messages)
     journey = travelled.journey
     return RewindReport(
         removed=_paths(journey.removed),
@@ -158,6 +160,7 @@ def rewind_report(travelled: Travelled) -> RewindReport:
         before=journey.before,
         left=_paths(journey.left),
         without_repository=journey.without_repository,
+        messages=messages,
     )
 
 

@@ -10,7 +10,7 @@ import typer
 
 from workbench.checkpoints import upkeep
 from workbench.checkpoints.history import RowKind
-from workbench.cli import output
+from workbench.cli import along, output
 from workbench.cli.audit import show_audit, verify_audit
 from workbench.cli.jobs import say_ended
 from workbench.cli.options import Context, ForceStopOption, JsonOption, QuietOption, SessionOption, WorkspaceOption, run
@@ -236,7 +236,8 @@ def rewind(
 ) -> None:
     """Make the overlay what it was at a checkpoint; `workbench redo` takes that back.
 
-    What is there is kept first. The real workspace isn't touched: what was committed since is taken back in the overlay,
+    To before a message of yours to an agent, the conversation goes along; with --path or --step it stays. What is there is
+    kept first. The real workspace isn't touched: what was committed since is taken back in the overlay,
     and lands when you commit that.
     """
     context = Context(workspace, session, json, quiet)
@@ -249,7 +250,10 @@ async def _rewind(context: Context, message_id: str, step: int, only: list[bytes
         if dry_run:
             print_preview(context, await workspace.preview(message_id, step=step, only=only))
             return
-        _say(context, await workspace.rewind(message_id, step=step, only=only, force=stop))
+        if only or step:
+            _say(context, await workspace.rewind(message_id, step=step, only=only, force=stop))
+        else:
+            _say(context, *await along.rewind(workspace, message_id, force=stop))
 
 
 def redo(
@@ -266,7 +270,7 @@ def redo(
 
 async def _redo(context: Context, stop: bool) -> None:
     async with context.open() as workspace:
-        _say(context, await workspace.redo(force=stop))
+        _say(context, *await along.redo(workspace, force=stop), back=True)
 
 
 def fork(
@@ -286,7 +290,7 @@ def fork(
 async def _fork(context: Context, message_id: str, step: int, name: str) -> None:
     async with context.open() as workspace:
         name = name or workspace.free_session()
-        await workspace.fork(message_id, name, step=step)
+        await along.fork(workspace, message_id, name, step=step)
     if context.json:
         output.write_json(ForkReport(session=name, message_id=message_id))
     elif not context.quiet:
@@ -307,19 +311,25 @@ def print_preview(context: Context, preview: Preview, form: str = "patch") -> No
     _say_left(context, preview.target.left, preview.target.without_repository)
 
 
-def _say(context: Context, travelled: Travelled) -> None:
+def _say(context: Context, travelled: Travelled | None, messages: int = 0, *, back: bool = False) -> None:
+    """How the files went, where they did, and how many messages were taken back, or are `back`."""
     if context.json:
-        output.write_json(rewind_report(travelled))
+        output.write_json(rewind_report(travelled, messages))
         return
-    _say_left(context, travelled.journey.left, travelled.journey.without_repository)
+    journey = travelled.journey if travelled is not None else None
+    if journey is not None:
+        _say_left(context, journey.left, journey.without_repository)
     if context.quiet:
         return
-    say_ended(travelled.ended)
-    removed, restored = len(travelled.journey.removed), len(travelled.journey.restored)
-    if not removed and not restored:
+    if travelled is not None:
+        say_ended(travelled.ended)
+    if messages:
+        output.say(f"{output.count(messages, 'message')} {'brought' if back else 'taken'} back")
+    removed, restored = (len(journey.removed), len(journey.restored)) if journey is not None else (0, 0)
+    if removed or restored:
+        output.say(f"{output.count(restored, 'path')} restored, {removed:,} removed; `workbench redo` takes that back")
+    elif not messages:
         output.say("nothing had to change")
-        return
-    output.say(f"{output.count(restored, 'path')} restored, {removed:,} removed; `workbench redo` takes that back")
 
 
 def _say_left(context: Context, left: tuple[bytes, ...], without_repository: bool) -> None:

@@ -346,7 +346,8 @@ class RewindReport(Frozen):
     """`workbench rewind --json` and `workbench redo --json`.
 
     `removed` is gone, `restored` is what it was. `before` is the id of what was there before. `left` stays as a person
-    made it after a commit; with `without_repository` so does the real repository, which moved on.
+    made it after a commit; with `without_repository` so does the real repository, which moved on. `messages` counts those
+    of the conversation that were taken back, or came back.
     """
 
     version: int = 1
@@ -357,6 +358,7 @@ class RewindReport(Frozen):
     left: tuple[PathReport, ...] = ()
     without_repository: bool = False
     ended: tuple[JobReport, ...] = ()
+    messages: int = 0
 
 
 class ForkReport(Frozen):

@@ -73,13 +73,6 @@ class Rewound(Frozen):
     messages: tuple[ChatMessage, ...]
 
 
-class WorkspaceRewound(Rewound):
-    """As `Rewound`, and which paths are what they were, and how many processes that ended."""
-
-    restored: tuple[bytes, ...] = ()
-    ended_processes: int = 0
-
-
 class TravelRecord(Frozen):
     """A rewind of a workspace's files, its conversation, or both; it's taken back by making the same way in reverse.
 
