@@ -65,13 +65,16 @@ async def test_a_rewind_is_a_mark_in_the_log_and_takes_nothing_out_of_it(store: 
     assert await log.read("s") == (*before, mark)
 
 
-async def test_a_torn_or_unreadable_line_costs_that_event_alone(store: FileSessionStore, tmp_path: Path) -> None:
+async def test_a_torn_or_unreadable_line_costs_that_event_alone(
+    store: FileSessionStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = store.event_log
     await log.append("s", *texts("s", 1, 2, 3))
     path = tmp_path / "sessions" / "s" / "events.jsonl"
     first, _, third = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join((first, b"\0\0", third, b'{"seq": 4, "ty')))
     assert await log.read("s") == (*texts("s", 1), *texts("s", 3))
+    assert "Line 2 of the event log" in caplog.text
     assert await log.last_seq("s") == 3
     await log.append("s", *texts("s", 4))
     assert await log.read("s") == (*texts("s", 1), *texts("s", 3), *texts("s", 4))

@@ -121,7 +121,7 @@ async def test_a_history_is_torn_at_any_byte_and_keeps_every_run_before(
     before = path.read_bytes()
     await history.append("s", message("c", "🙂"))
     whole = path.read_bytes()
-    for end in range(len(before) + 1, len(whole)):
+    for end in (*range(len(before) + 1, len(whole), 5), len(whole) - 1):
         path.write_bytes(whole[:end])
         caplog.clear()
         assert ids(await history.read("s")) == ["a", "b"]
@@ -255,14 +255,14 @@ anyio.run(main)
 @one_loop
 async def test_processes_append_to_one_history_and_no_run_is_lost_or_mixed(tmp_path: Path) -> None:
     """Implementations are safe for concurrent use, also across processes with files."""
-    children = [python(_APPENDING, tmp_path, name) for name in "abc"]
+    children = [python(_APPENDING, tmp_path, name) for name in "ab"]
     for child in children:
         await anyio.to_thread.run_sync(child.communicate)
         assert child.returncode == 0
     found = await FileHistory(tmp_path).read("s")
     size = len(run("x"))
     names = [found[start].id.removesuffix("-user") for start in range(0, len(found), size)]
-    assert sorted(names) == sorted(f"{name}.{number}" for name in "abc" for number in range(25))
+    assert sorted(names) == sorted(f"{name}.{number}" for name in "ab" for number in range(25))
     for start, name in zip(range(0, len(found), size), names, strict=True):
         assert found[start : start + size] == run(name)
 
@@ -331,11 +331,11 @@ async def test_processes_that_count_up_one_number_lose_none_even_where_the_lock_
 ) -> None:
     number = tmp_path / "number"
     number.write_text("0")
-    children = [python(_COUNTING, tmp_path / "locks", number) for _ in range(3)]
+    children = [python(_COUNTING, tmp_path / "locks", number) for _ in range(2)]
     for child in children:
         await anyio.to_thread.run_sync(child.communicate)
         assert child.returncode == 0
-    assert number.read_text() == "120"
+    assert number.read_text() == "80"
 
 
 async def test_a_locker_grows_with_the_ids_it_has_seen_and_forgets_one_when_told() -> None:
@@ -533,14 +533,14 @@ anyio.run(main)
 
 @one_loop
 async def test_processes_change_one_stored_session_and_no_change_is_lost(tmp_path: Path) -> None:
-    children = [python(_CHANGING_ONE, tmp_path, name) for name in "abc"]
+    children = [python(_CHANGING_ONE, tmp_path, name) for name in "ab"]
     for child in children:
         await anyio.to_thread.run_sync(child.communicate)
         assert child.returncode == 0
     found = await FileSessionStore(tmp_path).load("s")
     assert found is not None
-    assert sorted(found.title) == sorted("abc" * 15)
-    assert len(found.messages) == found.message_count == 45 * len(run("x"))
+    assert sorted(found.title) == sorted("ab" * 15)
+    assert len(found.messages) == found.message_count == 30 * len(run("x"))
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])

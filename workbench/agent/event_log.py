@@ -21,6 +21,8 @@ from workbench.vfs import linefile, paths
 
 _FILE = "events.jsonl"
 
+_logger = logging.getLogger("workbench.agent")
+
 
 class EventLog(Protocol):
     """The events of sessions by number, append-only; `session.rewound` marks what was taken back."""
@@ -54,7 +56,7 @@ class FileEventLog:
             await anyio.to_thread.run_sync(_append, path, lines)
 
     async def read(self, session_id: str, *, after: int = 0) -> tuple[SessionEvent, ...]:
-        """As `EventLog.read`; a line that can't be read is left out. Raises StoreError, OptionsError."""
+        """As `EventLog.read`; a line that can't be read is logged and left out. Raises StoreError, OptionsError."""
         path = self._path(session_id)
         with _store_errors(path):
             return await anyio.to_thread.run_sync(_read, path, after)
@@ -117,9 +119,11 @@ def _append(path: str, lines: bytes) -> None:
 
 def _read(path: str, after: int) -> tuple[SessionEvent, ...]:
     found = []
-    for line in linefile.read(path).whole:
-        with contextlib.suppress(ValidationError):
+    for number, line in enumerate(linefile.read(path).whole, 1):
+        try:
             found.append(session_events.validate_json(line))
+        except ValidationError:
+            _logger.warning("Line %d of the event log %s can't be read; it's left out.", number, _shown(path))
     return tuple(event for event in found if event.seq > after)
 
 
@@ -137,6 +141,10 @@ def _store_errors(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"The event log {paths.display(os.fsencode(path))} can't be used: {error.strerror}.",
+            f"The event log {_shown(path)} can't be used: {error.strerror}.",
             hint="Look at the disk, and at the permissions of its directory.",
         ) from error
+
+
+def _shown(path: str) -> str:
+    return paths.display(os.fsencode(path))

@@ -68,7 +68,7 @@ class MemorySessionStore:
 
     async def list(self) -> tuple[SessionSummary, ...]:
         """As `SessionStore.list`, in order of id; raises nothing."""
-        return tuple(summary_of(session) for _, session in sorted(self._sessions.items()))
+        return tuple(_summary(session) for _, session in sorted(self._sessions.items()))
 
     async def load(self, id: str) -> SessionDetail | None:
         """As `SessionStore.load`; raises nothing."""
@@ -171,7 +171,7 @@ class FileSessionStore:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def summary_of(session: SessionSummary) -> SessionSummary:
+def _summary(session: SessionSummary) -> SessionSummary:
     """What a list shows of a session."""
     return SessionSummary(**{name: getattr(session, name) for name in SessionSummary.model_fields})
 
