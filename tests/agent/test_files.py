@@ -546,15 +546,14 @@ async def test_processes_change_one_stored_session_and_no_change_is_lost(tmp_pat
 @pytest.mark.parametrize("kind", ["memory", "files"])
 async def test_changes_side_by_side_lose_nothing(kind: str, tmp_path: Path) -> None:
     store = MemorySessionStore() if kind == "memory" else FileSessionStore(tmp_path)
-    history = StoreHistory(store)
 
     async def add(letter: str) -> None:
-        await history.change("s", lambda found: found.model_copy(update={"title": found.title + letter}))
+        await StoreHistory(store).change("s", lambda found: found.model_copy(update={"title": found.title + letter}))
 
     async with anyio.create_task_group() as tasks:
         for letter in "abcdefghij":
             tasks.start_soon(add, letter)
-            tasks.start_soon(history.append, "s", message(letter))
+            tasks.start_soon(StoreHistory(store).append, "s", message(letter))
     found = await store.load("s")
     assert found is not None
     assert sorted(found.title) == list("abcdefghij")

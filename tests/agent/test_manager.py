@@ -177,11 +177,7 @@ async def test_one_id_asked_for_many_times_at_once_is_made_once(store: SessionSt
         for _ in range(5):
             tasks.start_soon(create, one)
             tasks.start_soon(create, other)
-    if isinstance(store, FileSessionStore):
-        assert (made, len(refused)) == (["s"], 9)
-    else:
-        # Two managers over one store in memory have no lock in common; within one of them the rule holds.
-        assert 1 <= len(made) <= 2
+    assert (made, len(refused)) == (["s"], 9)
 
 
 async def test_any_id_is_an_id_and_another_is_refused() -> None:

@@ -104,7 +104,8 @@ class FileHistory:
 class StoreHistory:
     """The messages within whole sessions in a store; what is in them can be taken back, too.
 
-    Safe for use by several processes where the store brings a locker for them, as FileSessionStore does.
+    Several over one store are safe where the store brings a locker for them, as ours do, FileSessionStore also between
+    processes.
     """
 
     def __init__(self, store: SessionStore) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import anyio.to_thread
 
 from workbench.agent.event_log import EventLog, FileEventLog
-from workbench.agent.locks import FileLocker, Locker
+from workbench.agent.locks import FileLocker, LocalLocker, Locker
 from workbench.errors import StateError, StoreError
 from workbench.protocol.session_ids import file_name
 from workbench.protocol.sessions import SessionDetail, SessionSummary
@@ -46,7 +46,7 @@ class SessionStore(Protocol):
 
 @runtime_checkable
 class LockedStore(SessionStore, Protocol):
-    """A store that several processes use: who reads a session and writes it changed holds its lock meanwhile."""
+    """A store that several use: who reads a session and writes it changed holds its lock meanwhile."""
 
     @property
     def locker(self) -> Locker: ...
@@ -65,6 +65,7 @@ class MemorySessionStore:
 
     def __init__(self) -> None:
         self._sessions: dict[str, SessionDetail] = {}
+        self.locker = LocalLocker()
 
     async def list(self) -> tuple[SessionSummary, ...]:
         """As `SessionStore.list`, in order of id; raises nothing."""
