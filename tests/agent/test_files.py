@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +21,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.review.landing import CHANGING, calls, fail_at, in_child, kill_at
+from tests.waiting import until
 from workbench.agent.history import FileHistory, StoreHistory
 from workbench.agent.locks import FileLocker, LocalLocker
 from workbench.agent.stores import FileSessionStore, MemorySessionStore
@@ -217,6 +219,24 @@ async def test_a_disk_that_is_full_leaves_the_history_as_it_was(failing: str, tm
     assert await history.read("s") == before
     await history.append("s", *run("c"))
     assert await history.read("s") == (*before, *run("c"))
+
+
+async def test_threads_that_hang_keep_nothing_from_being_stored(tmp_path: Path) -> None:
+    end = threading.Event()
+    busy = anyio.to_thread.current_default_thread_limiter()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(int(busy.total_tokens)):
+            tasks.start_soon(anyio.to_thread.run_sync, end.wait, 60)
+        await until(lambda: not busy.available_tokens, seconds=60)
+        try:
+            with anyio.fail_after(50):
+                await FileHistory(tmp_path).append("s", *run("a"))
+                assert await FileHistory(tmp_path).read("s") == run("a")
+                store = FileSessionStore(tmp_path)
+                await store.save(session("s"))
+                assert await store.load("s") == session("s")
+        finally:
+            end.set()
 
 
 async def test_a_symlink_in_a_historys_place_is_not_followed(tmp_path: Path) -> None:

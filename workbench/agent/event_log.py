@@ -10,9 +10,9 @@ from itertools import groupby
 from typing import Protocol
 
 import anyio
-import anyio.to_thread
 from pydantic import ValidationError
 
+from workbench.agent.disk import on_disk
 from workbench.agent.tasks import spawn
 from workbench.errors import StoreError
 from workbench.protocol.events import Event, SessionDeleted, SessionEvent, ThinkingEvent, session_events
@@ -53,19 +53,19 @@ class FileEventLog:
         path = self._path(session_id)
         lines = b"".join(event.model_dump_json().encode() + b"\n" for event in events)
         with _store_errors(path), contextlib.suppress(FileNotFoundError):
-            await anyio.to_thread.run_sync(_append, path, lines)
+            await on_disk(_append, path, lines)
 
     async def read(self, session_id: str, *, after: int = 0) -> tuple[SessionEvent, ...]:
         """As `EventLog.read`; a line that can't be read is logged and left out. Raises StoreError, OptionsError."""
         path = self._path(session_id)
         with _store_errors(path):
-            return await anyio.to_thread.run_sync(_read, path, after)
+            return await on_disk(_read, path, after)
 
     async def last_seq(self, session_id: str) -> int:
         """As `EventLog.last_seq`. Raises StoreError, OptionsError."""
         path = self._path(session_id)
         with _store_errors(path):
-            return await anyio.to_thread.run_sync(_last_seq, path)
+            return await on_disk(_last_seq, path)
 
     def _path(self, session_id: str) -> str:
         return os.path.join(self._directory, file_name(session_id), _FILE)

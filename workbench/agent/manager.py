@@ -48,7 +48,16 @@ class _Member:
 
 
 class SessionManager:
-    """All sessions of a process. `async with` calls `initialize` and `close`."""
+    """All sessions of a process. `async with` calls `initialize` and `close`.
+
+    ::
+
+        async with SessionManager(models=models, default_workspace="repo", store=FileSessionStore(directory)) as sessions:
+            session = await sessions.create()
+            result = await sessions.send(session.id, "What does this project do?").result()
+
+    Processes that share a store need a FileLocker in common; each knows the sessions that were there when it began.
+    """
 
     def __init__(
         self,

@@ -10,8 +10,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Protocol, TypeVar, runtime_checkable
 
-import anyio.to_thread
-
+from workbench.agent.disk import on_disk
 from workbench.agent.event_log import EventLog, FileEventLog
 from workbench.agent.locks import FileLocker, LocalLocker, Locker
 from workbench.errors import StateError, StoreError
@@ -101,26 +100,26 @@ class FileSessionStore:
     async def list(self) -> tuple[SessionSummary, ...]:
         """As `SessionStore.list`, in order of the directories' names. Raises StoreError."""
         with _store_errors():
-            return await anyio.to_thread.run_sync(self._list)
+            return await on_disk(self._list)
 
     async def load(self, id: str) -> SessionDetail | None:
         """As `SessionStore.load`. Raises StoreError, OptionsError for what can't be an id."""
         name = file_name(id)
         with _store_errors():
-            session = await anyio.to_thread.run_sync(self._read, name, SessionDetail)
+            session = await on_disk(self._read, name, SessionDetail)
         return session if session is not None and session.id == id else None
 
     async def save(self, session: SessionDetail) -> None:
         """As `SessionStore.save`; on disk when it returns. Raises StoreError."""
         name = file_name(session.id)
         with _store_errors():
-            await anyio.to_thread.run_sync(self._save, name, session)
+            await on_disk(self._save, name, session)
 
     async def delete(self, id: str) -> None:
         """As `SessionStore.delete`, with everything in the session's directory. Raises StoreError, OptionsError."""
         name = file_name(id)
         with _store_errors():
-            await anyio.to_thread.run_sync(self._delete, name)
+            await on_disk(self._delete, name)
 
     def _list(self) -> tuple[SessionSummary, ...]:
         try:
