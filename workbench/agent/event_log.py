@@ -63,9 +63,17 @@ class FileEventLog:
 
     async def last_seq(self, session_id: str) -> int:
         """As `EventLog.last_seq`. Raises StoreError, OptionsError."""
+        with _store_errors(self._path(session_id)):
+            return await on_disk(self.last_seq_now, session_id)
+
+    def last_seq_now(self, session_id: str) -> int:
+        """As `last_seq`, in the calling thread. Raises OSError, OptionsError."""
         path = self._path(session_id)
-        with _store_errors(path):
-            return await on_disk(_last_seq, path)
+        line = linefile.last_line(path)
+        try:
+            return Event.model_validate_json(line).seq if line else 0
+        except ValidationError:
+            return max((event.seq for event in _read(path, 0)), default=0)
 
     def _path(self, session_id: str) -> str:
         return os.path.join(self._directory, file_name(session_id), _FILE)
@@ -125,14 +133,6 @@ def _read(path: str, after: int) -> tuple[SessionEvent, ...]:
         except ValidationError:
             _logger.warning("Line %d of the event log %s can't be read; it's left out.", number, _shown(path))
     return tuple(event for event in found if event.seq > after)
-
-
-def _last_seq(path: str) -> int:
-    line = linefile.last_line(path)
-    try:
-        return Event.model_validate_json(line).seq if line else 0
-    except ValidationError:
-        return max((event.seq for event in _read(path, 0)), default=0)
 
 
 @contextlib.contextmanager

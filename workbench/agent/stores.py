@@ -58,6 +58,10 @@ class LoggedStore(SessionStore, Protocol):
     @property
     def event_log(self) -> EventLog: ...
 
+    async def load_all(self) -> tuple[tuple[SessionDetail, int], ...]:
+        """All sessions, each with the number of its last event; one that can't be read is left out. Raises StoreError."""
+        ...
+
 
 class MemorySessionStore:
     """As long as the process lives."""
@@ -109,6 +113,11 @@ class FileSessionStore:
             session = await on_disk(self._read, name, SessionDetail)
         return session if session is not None and session.id == id else None
 
+    async def load_all(self) -> tuple[tuple[SessionDetail, int], ...]:
+        """As `LoggedStore.load_all`, in order of the directories' names. Raises StoreError."""
+        with _store_errors():
+            return await on_disk(self._load_all)
+
     async def save(self, session: SessionDetail) -> None:
         """As `SessionStore.save`; on disk when it returns. Raises StoreError."""
         name = file_name(session.id)
@@ -122,23 +131,28 @@ class FileSessionStore:
             await on_disk(self._delete, name)
 
     def _list(self) -> tuple[SessionSummary, ...]:
+        return tuple(self._all(SessionSummary))
+
+    def _load_all(self) -> tuple[tuple[SessionDetail, int], ...]:
+        return tuple((session, self.event_log.last_seq_now(session.id)) for session in self._all(SessionDetail))
+
+    def _all(self, model: type[_Summary]) -> Iterator[_Summary]:
         try:
             names = sorted(os.listdir(self._sessions))
         except FileNotFoundError:
-            return ()
+            return
         for name in names:
             if name.startswith(_REMOVED):
                 # Whoever deletes it may be doing so at this moment.
                 shutil.rmtree(os.path.join(self._sessions, name), ignore_errors=True)
-        found = (self._listed(name) for name in names if not name.startswith("."))
-        return tuple(session for session in found if session is not None)
-
-    def _listed(self, name: str) -> SessionSummary | None:
-        try:
-            return self._read(name, SessionSummary)
-        except OSError as error:
-            _logger.warning("The session in %s can't be read: %s.", self._shown(name), error.strerror)
-            return None
+            elif not name.startswith("."):
+                try:
+                    session = self._read(name, model)
+                except OSError as error:
+                    _logger.warning("The session in %s can't be read: %s.", self._shown(name), error.strerror)
+                    continue
+                if session is not None:
+                    yield session
 
     def _read(self, name: str, model: type[_Summary]) -> _Summary | None:
         path = os.path.join(self._sessions, name, _FILE)
