@@ -118,3 +118,22 @@ async def test_a_log_that_can_not_be_written_is_reported_and_the_others_go_on(
     await writer.flush()
     assert "events of session s can't be kept" in caplog.text
     assert await store.event_log.last_seq("tenant/other") == 1
+
+
+def test_what_comes_outside_of_an_event_loop_waits_for_nobody_and_is_not_lost(
+    tmp_path: Path, anyio_backend: str
+) -> None:
+    store = FileSessionStore(tmp_path)
+    writer = EventWriter(store.event_log, _LOGGER)
+    with pytest.raises(RuntimeError):
+        writer.add(texts("s", 1)[0])
+
+    async def main() -> None:
+        await store.save(session("s"))
+        with anyio.fail_after(60):
+            await writer.flush()
+            writer.add(texts("s", 2)[0])
+            await writer.flush()
+        assert await store.event_log.read("s") == tuple(texts("s", 1, 2))
+
+    anyio.run(main, backend=anyio_backend)

@@ -94,8 +94,8 @@ class EventWriter:
             return
         self._waiting.append(event)
         if self._done is None:
-            self._done = anyio.Event()
             spawn(self._write, name="event log")
+            self._done = anyio.Event()
 
     async def flush(self) -> None:
         """Return once everything added has been appended."""
