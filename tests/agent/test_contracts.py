@@ -357,7 +357,7 @@ def test_the_suite_finds_what_is_wrong_with_a_history(
 def test_the_suite_finds_what_is_wrong_with_a_locker(
     broken: Callable[[Path], object], found_by: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.testing.locker_contract._SECONDS", 1)
+    monkeypatch.setattr("workbench.testing.locker_contract._SECONDS", 0.3)
     contract = _contract(LockerContract, "make_locker", broken, backend=backend)
     with pytest.raises((AssertionError, RuntimeError, TimeoutError, ExceptionGroup)):
         getattr(contract, found_by)(tmp_path)

@@ -65,13 +65,16 @@ async def test_a_rewind_is_a_mark_in_the_log_and_takes_nothing_out_of_it(store: 
     assert await log.read("s") == (*before, mark)
 
 
-async def test_a_torn_or_unreadable_line_costs_that_event_alone(store: FileSessionStore, tmp_path: Path) -> None:
+async def test_a_torn_or_unreadable_line_costs_that_event_alone(
+    store: FileSessionStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = store.event_log
     await log.append("s", *texts("s", 1, 2, 3))
     path = tmp_path / "sessions" / "s" / "events.jsonl"
     first, _, third = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join((first, b"\0\0", third, b'{"seq": 4, "ty')))
     assert await log.read("s") == (*texts("s", 1), *texts("s", 3))
+    assert "Line 2 of the event log" in caplog.text
     assert await log.last_seq("s") == 3
     await log.append("s", *texts("s", 4))
     assert await log.read("s") == (*texts("s", 1), *texts("s", 3), *texts("s", 4))
@@ -115,3 +118,22 @@ async def test_a_log_that_can_not_be_written_is_reported_and_the_others_go_on(
     await writer.flush()
     assert "events of session s can't be kept" in caplog.text
     assert await store.event_log.last_seq("tenant/other") == 1
+
+
+def test_what_comes_outside_of_an_event_loop_waits_for_nobody_and_is_not_lost(
+    tmp_path: Path, anyio_backend: str
+) -> None:
+    store = FileSessionStore(tmp_path)
+    writer = EventWriter(store.event_log, _LOGGER)
+    with pytest.raises(RuntimeError):
+        writer.add(texts("s", 1)[0])
+
+    async def main() -> None:
+        await store.save(session("s"))
+        with anyio.fail_after(60):
+            await writer.flush()
+            writer.add(texts("s", 2)[0])
+            await writer.flush()
+        assert await store.event_log.read("s") == tuple(texts("s", 1, 2))
+
+    anyio.run(main, backend=anyio_backend)

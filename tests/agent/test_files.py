@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +21,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.review.landing import CHANGING, calls, fail_at, in_child, kill_at
+from tests.waiting import until
 from workbench.agent.history import FileHistory, StoreHistory
 from workbench.agent.locks import FileLocker, LocalLocker
 from workbench.agent.stores import FileSessionStore, MemorySessionStore
@@ -121,7 +123,7 @@ async def test_a_history_is_torn_at_any_byte_and_keeps_every_run_before(
     before = path.read_bytes()
     await history.append("s", message("c", "🙂"))
     whole = path.read_bytes()
-    for end in range(len(before) + 1, len(whole)):
+    for end in (*range(len(before) + 1, len(whole), 5), len(whole) - 1):
         path.write_bytes(whole[:end])
         caplog.clear()
         assert ids(await history.read("s")) == ["a", "b"]
@@ -219,6 +221,24 @@ async def test_a_disk_that_is_full_leaves_the_history_as_it_was(failing: str, tm
     assert await history.read("s") == (*before, *run("c"))
 
 
+async def test_threads_that_hang_keep_nothing_from_being_stored(tmp_path: Path) -> None:
+    end = threading.Event()
+    busy = anyio.to_thread.current_default_thread_limiter()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(int(busy.total_tokens)):
+            tasks.start_soon(anyio.to_thread.run_sync, end.wait, 60)
+        await until(lambda: not busy.available_tokens, seconds=60)
+        try:
+            with anyio.fail_after(50):
+                await FileHistory(tmp_path).append("s", *run("a"))
+                assert await FileHistory(tmp_path).read("s") == run("a")
+                store = FileSessionStore(tmp_path)
+                await store.save(session("s"))
+                assert await store.load("s") == session("s")
+        finally:
+            end.set()
+
+
 async def test_a_symlink_in_a_historys_place_is_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("precious\n")
@@ -255,14 +275,14 @@ anyio.run(main)
 @one_loop
 async def test_processes_append_to_one_history_and_no_run_is_lost_or_mixed(tmp_path: Path) -> None:
     """Implementations are safe for concurrent use, also across processes with files."""
-    children = [python(_APPENDING, tmp_path, name) for name in "abc"]
+    children = [python(_APPENDING, tmp_path, name) for name in "ab"]
     for child in children:
         await anyio.to_thread.run_sync(child.communicate)
         assert child.returncode == 0
     found = await FileHistory(tmp_path).read("s")
     size = len(run("x"))
     names = [found[start].id.removesuffix("-user") for start in range(0, len(found), size)]
-    assert sorted(names) == sorted(f"{name}.{number}" for name in "abc" for number in range(25))
+    assert sorted(names) == sorted(f"{name}.{number}" for name in "ab" for number in range(25))
     for start, name in zip(range(0, len(found), size), names, strict=True):
         assert found[start : start + size] == run(name)
 
@@ -331,11 +351,11 @@ async def test_processes_that_count_up_one_number_lose_none_even_where_the_lock_
 ) -> None:
     number = tmp_path / "number"
     number.write_text("0")
-    children = [python(_COUNTING, tmp_path / "locks", number) for _ in range(3)]
+    children = [python(_COUNTING, tmp_path / "locks", number) for _ in range(2)]
     for child in children:
         await anyio.to_thread.run_sync(child.communicate)
         assert child.returncode == 0
-    assert number.read_text() == "120"
+    assert number.read_text() == "80"
 
 
 async def test_a_locker_grows_with_the_ids_it_has_seen_and_forgets_one_when_told() -> None:
@@ -533,28 +553,27 @@ anyio.run(main)
 
 @one_loop
 async def test_processes_change_one_stored_session_and_no_change_is_lost(tmp_path: Path) -> None:
-    children = [python(_CHANGING_ONE, tmp_path, name) for name in "abc"]
+    children = [python(_CHANGING_ONE, tmp_path, name) for name in "ab"]
     for child in children:
         await anyio.to_thread.run_sync(child.communicate)
         assert child.returncode == 0
     found = await FileSessionStore(tmp_path).load("s")
     assert found is not None
-    assert sorted(found.title) == sorted("abc" * 15)
-    assert len(found.messages) == found.message_count == 45 * len(run("x"))
+    assert sorted(found.title) == sorted("ab" * 15)
+    assert len(found.messages) == found.message_count == 30 * len(run("x"))
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])
 async def test_changes_side_by_side_lose_nothing(kind: str, tmp_path: Path) -> None:
     store = MemorySessionStore() if kind == "memory" else FileSessionStore(tmp_path)
-    history = StoreHistory(store)
 
     async def add(letter: str) -> None:
-        await history.change("s", lambda found: found.model_copy(update={"title": found.title + letter}))
+        await StoreHistory(store).change("s", lambda found: found.model_copy(update={"title": found.title + letter}))
 
     async with anyio.create_task_group() as tasks:
         for letter in "abcdefghij":
             tasks.start_soon(add, letter)
-            tasks.start_soon(history.append, "s", message(letter))
+            tasks.start_soon(StoreHistory(store).append, "s", message(letter))
     found = await store.load("s")
     assert found is not None
     assert sorted(found.title) == list("abcdefghij")

@@ -10,9 +10,9 @@ from itertools import groupby
 from typing import Protocol
 
 import anyio
-import anyio.to_thread
 from pydantic import ValidationError
 
+from workbench.agent.disk import on_disk
 from workbench.agent.tasks import spawn
 from workbench.errors import StoreError
 from workbench.protocol.events import Event, SessionDeleted, SessionEvent, ThinkingEvent, session_events
@@ -20,6 +20,8 @@ from workbench.protocol.session_ids import file_name
 from workbench.vfs import linefile, paths
 
 _FILE = "events.jsonl"
+
+_logger = logging.getLogger("workbench.agent")
 
 
 class EventLog(Protocol):
@@ -51,19 +53,27 @@ class FileEventLog:
         path = self._path(session_id)
         lines = b"".join(event.model_dump_json().encode() + b"\n" for event in events)
         with _store_errors(path), contextlib.suppress(FileNotFoundError):
-            await anyio.to_thread.run_sync(_append, path, lines)
+            await on_disk(_append, path, lines)
 
     async def read(self, session_id: str, *, after: int = 0) -> tuple[SessionEvent, ...]:
-        """As `EventLog.read`; a line that can't be read is left out. Raises StoreError, OptionsError."""
+        """As `EventLog.read`; a line that can't be read is logged and left out. Raises StoreError, OptionsError."""
         path = self._path(session_id)
         with _store_errors(path):
-            return await anyio.to_thread.run_sync(_read, path, after)
+            return await on_disk(_read, path, after)
 
     async def last_seq(self, session_id: str) -> int:
         """As `EventLog.last_seq`. Raises StoreError, OptionsError."""
+        with _store_errors(self._path(session_id)):
+            return await on_disk(self.last_seq_now, session_id)
+
+    def last_seq_now(self, session_id: str) -> int:
+        """As `last_seq`, in the calling thread. Raises OSError, OptionsError."""
         path = self._path(session_id)
-        with _store_errors(path):
-            return await anyio.to_thread.run_sync(_last_seq, path)
+        line = linefile.last_line(path)
+        try:
+            return Event.model_validate_json(line).seq if line else 0
+        except ValidationError:
+            return max((event.seq for event in _read(path, 0)), default=0)
 
     def _path(self, session_id: str) -> str:
         return os.path.join(self._directory, file_name(session_id), _FILE)
@@ -84,8 +94,8 @@ class EventWriter:
             return
         self._waiting.append(event)
         if self._done is None:
-            self._done = anyio.Event()
             spawn(self._write, name="event log")
+            self._done = anyio.Event()
 
     async def flush(self) -> None:
         """Return once everything added has been appended."""
@@ -117,18 +127,12 @@ def _append(path: str, lines: bytes) -> None:
 
 def _read(path: str, after: int) -> tuple[SessionEvent, ...]:
     found = []
-    for line in linefile.read(path).whole:
-        with contextlib.suppress(ValidationError):
+    for number, line in enumerate(linefile.read(path).whole, 1):
+        try:
             found.append(session_events.validate_json(line))
+        except ValidationError:
+            _logger.warning("Line %d of the event log %s can't be read; it's left out.", number, _shown(path))
     return tuple(event for event in found if event.seq > after)
-
-
-def _last_seq(path: str) -> int:
-    line = linefile.last_line(path)
-    try:
-        return Event.model_validate_json(line).seq if line else 0
-    except ValidationError:
-        return max((event.seq for event in _read(path, 0)), default=0)
 
 
 @contextlib.contextmanager
@@ -137,6 +141,10 @@ def _store_errors(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"The event log {paths.display(os.fsencode(path))} can't be used: {error.strerror}.",
+            f"The event log {_shown(path)} can't be used: {error.strerror}.",
             hint="Look at the disk, and at the permissions of its directory.",
         ) from error
+
+
+def _shown(path: str) -> str:
+    return paths.display(os.fsencode(path))

@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
-import anyio.to_thread
 from pydantic import ValidationError
 
+from workbench.agent.disk import on_disk
 from workbench.agent.locks import FileLocker, LocalLocker
 from workbench.agent.stores import LockedStore, SessionStore
 from workbench.errors import HistoryError, WorkbenchError
@@ -87,7 +87,7 @@ class FileHistory:
         path = self._path(session_id)
         line = RunRecord(session_id=session_id, messages=messages).model_dump_json().encode() + b"\n"
         with _history_errors(path):
-            aside = await anyio.to_thread.run_sync(_append, path, line)
+            aside = await on_disk(_append, path, line)
         if aside:
             _logger.warning("The end of a history was torn by a crash, and was set aside as %s.", _shown(aside))
 
@@ -95,7 +95,7 @@ class FileHistory:
         """As `History.read`; a line that can't be read is logged and left out. Raises HistoryError, OptionsError."""
         path = self._path(session_id)
         with _history_errors(path):
-            return await anyio.to_thread.run_sync(_read, path, session_id)
+            return await on_disk(_read, path, session_id)
 
     def _path(self, session_id: str) -> str:
         return os.path.join(self._directory, f"{file_name(session_id)}.jsonl")
@@ -104,7 +104,8 @@ class FileHistory:
 class StoreHistory:
     """The messages within whole sessions in a store; what is in them can be taken back, too.
 
-    Safe for use by several processes where the store brings a locker for them, as FileSessionStore does.
+    Several over one store are safe where the store brings a locker for them, as ours do, FileSessionStore also between
+    processes.
     """
 
     def __init__(self, store: SessionStore) -> None:

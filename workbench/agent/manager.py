@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -31,9 +31,6 @@ from workbench.protocol.sessions import (
 )
 
 T = TypeVar("T")
-_LOADING = 16
-"""Sessions that are loaded at one time."""
-
 SessionGuard = Callable[[SessionGuardContext], None]
 """Vetoes a new session or a run by raising SessionGuardError; whatever else it raises is a veto, too."""
 
@@ -48,7 +45,16 @@ class _Member:
 
 
 class SessionManager:
-    """All sessions of a process. `async with` calls `initialize` and `close`."""
+    """All sessions of a process. `async with` calls `initialize` and `close`.
+
+    ::
+
+        async with SessionManager(models=models, default_workspace="repo", store=FileSessionStore(directory)) as sessions:
+            session = await sessions.create()
+            result = await sessions.send(session.id, "What does this project do?").result()
+
+    Processes that share a store need a FileLocker in common; each knows the sessions that were there when it began.
+    """
 
     def __init__(
         self,
@@ -75,8 +81,9 @@ class SessionManager:
         self._guards: dict[int, SessionGuard] = {}
         self._listeners: dict[int, Callable[[SessionEvent], None]] = {}
         self._next = 0
-        self._log = self._store.event_log if isinstance(self._store, LoggedStore) else None
-        self._writer = None if self._log is None else EventWriter(self._log, self._logger)
+        self._writer = (
+            EventWriter(self._store.event_log, self._logger) if isinstance(self._store, LoggedStore) else None
+        )
         self._initializing = anyio.Lock()
         self._initialized = False
         self._closed = False
@@ -97,11 +104,11 @@ class SessionManager:
             self._refuse_closed()
             if self._initialized:
                 return
-            waiting = iter(await self._store.list())
-            async with anyio.create_task_group() as tasks:
-                for _ in range(_LOADING):
-                    tasks.start_soon(self._load, waiting)
+            stored = await self._stored()
             self._refuse_closed()
+            for detail, seq in stored:
+                self._members[detail.id] = member = _Member(detail.tenant_id, seq)
+                member.session = self._session(member, detail)
             self._initialized = True
 
     async def close(self) -> None:
@@ -222,21 +229,23 @@ class SessionManager:
         if isinstance(self._locker, LocalLocker | FileLocker):
             self._locker.forget(id)
 
-    async def _load(self, waiting: Iterator[SessionSummary]) -> None:
-        """Have those sessions in memory that nobody else takes from the iterator."""
-        for summary in waiting:
+    def _all(self) -> tuple[AgentSession, ...]:
+        return tuple(member.session for member in self._members.values() if member.session is not None)
+
+    async def _stored(self) -> tuple[tuple[SessionDetail, int], ...]:
+        """The store's sessions, each with the number of its last event."""
+        if isinstance(self._store, LoggedStore):
+            return await self._store.load_all()
+        found = []
+        for summary in await self._store.list():
             try:
                 detail = await self._store.load(summary.id)
-                seq = 0 if self._log is None else await self._log.last_seq(summary.id)
             except StoreError as error:
                 self._logger.warning("Session %r can't be loaded: %s", summary.id, error.message)
                 continue
-            if detail is not None and not self._closed:
-                self._members[detail.id] = member = _Member(detail.tenant_id, seq)
-                member.session = self._session(member, detail)
-
-    def _all(self) -> tuple[AgentSession, ...]:
-        return tuple(member.session for member in self._members.values() if member.session is not None)
+            if detail is not None:
+                found.append((detail, 0))
+        return tuple(found)
 
     def _session(self, member: _Member, detail: SessionDetail) -> AgentSession:
         """A stored session to be had in memory."""

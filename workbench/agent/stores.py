@@ -10,10 +10,9 @@ import shutil
 from collections.abc import Iterator
 from typing import Protocol, TypeVar, runtime_checkable
 
-import anyio.to_thread
-
+from workbench.agent.disk import on_disk
 from workbench.agent.event_log import EventLog, FileEventLog
-from workbench.agent.locks import FileLocker, Locker
+from workbench.agent.locks import FileLocker, LocalLocker, Locker
 from workbench.errors import StateError, StoreError
 from workbench.protocol.session_ids import file_name
 from workbench.protocol.sessions import SessionDetail, SessionSummary
@@ -46,7 +45,7 @@ class SessionStore(Protocol):
 
 @runtime_checkable
 class LockedStore(SessionStore, Protocol):
-    """A store that several processes use: who reads a session and writes it changed holds its lock meanwhile."""
+    """A store that several use: who reads a session and writes it changed holds its lock meanwhile."""
 
     @property
     def locker(self) -> Locker: ...
@@ -59,16 +58,21 @@ class LoggedStore(SessionStore, Protocol):
     @property
     def event_log(self) -> EventLog: ...
 
+    async def load_all(self) -> tuple[tuple[SessionDetail, int], ...]:
+        """All sessions, each with the number of its last event; one that can't be read is left out. Raises StoreError."""
+        ...
+
 
 class MemorySessionStore:
     """As long as the process lives."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, SessionDetail] = {}
+        self.locker = LocalLocker()
 
     async def list(self) -> tuple[SessionSummary, ...]:
         """As `SessionStore.list`, in order of id; raises nothing."""
-        return tuple(summary_of(session) for _, session in sorted(self._sessions.items()))
+        return tuple(_summary(session) for _, session in sorted(self._sessions.items()))
 
     async def load(self, id: str) -> SessionDetail | None:
         """As `SessionStore.load`; raises nothing."""
@@ -100,45 +104,55 @@ class FileSessionStore:
     async def list(self) -> tuple[SessionSummary, ...]:
         """As `SessionStore.list`, in order of the directories' names. Raises StoreError."""
         with _store_errors():
-            return await anyio.to_thread.run_sync(self._list)
+            return await on_disk(self._list)
 
     async def load(self, id: str) -> SessionDetail | None:
         """As `SessionStore.load`. Raises StoreError, OptionsError for what can't be an id."""
         name = file_name(id)
         with _store_errors():
-            session = await anyio.to_thread.run_sync(self._read, name, SessionDetail)
+            session = await on_disk(self._read, name, SessionDetail)
         return session if session is not None and session.id == id else None
+
+    async def load_all(self) -> tuple[tuple[SessionDetail, int], ...]:
+        """As `LoggedStore.load_all`, in order of the directories' names. Raises StoreError."""
+        with _store_errors():
+            return await on_disk(self._load_all)
 
     async def save(self, session: SessionDetail) -> None:
         """As `SessionStore.save`; on disk when it returns. Raises StoreError."""
         name = file_name(session.id)
         with _store_errors():
-            await anyio.to_thread.run_sync(self._save, name, session)
+            await on_disk(self._save, name, session)
 
     async def delete(self, id: str) -> None:
         """As `SessionStore.delete`, with everything in the session's directory. Raises StoreError, OptionsError."""
         name = file_name(id)
         with _store_errors():
-            await anyio.to_thread.run_sync(self._delete, name)
+            await on_disk(self._delete, name)
 
     def _list(self) -> tuple[SessionSummary, ...]:
+        return tuple(self._all(SessionSummary))
+
+    def _load_all(self) -> tuple[tuple[SessionDetail, int], ...]:
+        return tuple((session, self.event_log.last_seq_now(session.id)) for session in self._all(SessionDetail))
+
+    def _all(self, model: type[_Summary]) -> Iterator[_Summary]:
         try:
             names = sorted(os.listdir(self._sessions))
         except FileNotFoundError:
-            return ()
+            return
         for name in names:
             if name.startswith(_REMOVED):
                 # Whoever deletes it may be doing so at this moment.
                 shutil.rmtree(os.path.join(self._sessions, name), ignore_errors=True)
-        found = (self._listed(name) for name in names if not name.startswith("."))
-        return tuple(session for session in found if session is not None)
-
-    def _listed(self, name: str) -> SessionSummary | None:
-        try:
-            return self._read(name, SessionSummary)
-        except OSError as error:
-            _logger.warning("The session in %s can't be read: %s.", self._shown(name), error.strerror)
-            return None
+            elif not name.startswith("."):
+                try:
+                    session = self._read(name, model)
+                except OSError as error:
+                    _logger.warning("The session in %s can't be read: %s.", self._shown(name), error.strerror)
+                    continue
+                if session is not None:
+                    yield session
 
     def _read(self, name: str, model: type[_Summary]) -> _Summary | None:
         path = os.path.join(self._sessions, name, _FILE)
@@ -171,7 +185,7 @@ class FileSessionStore:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def summary_of(session: SessionSummary) -> SessionSummary:
+def _summary(session: SessionSummary) -> SessionSummary:
     """What a list shows of a session."""
     return SessionSummary(**{name: getattr(session, name) for name in SessionSummary.model_fields})
 
