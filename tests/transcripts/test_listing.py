@@ -39,6 +39,7 @@ from workbench.transcripts import (
     read_original,
     session_adapter_home,
 )
+from workbench.transcripts.providers import default_providers
 
 Item = SessionHead | SessionListFailure
 
@@ -335,5 +336,9 @@ def test_registered_adapters_come_through_an_entry_point(
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[workbench.session_adapters]\ntheirs = their_adapter:Theirs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    heads = [item for item in listed(user, agents=["theirs"]) if is_session_head(item)]
+    default_providers.cache_clear()
+    try:
+        heads = [item for item in listed(user, agents=["theirs"]) if is_session_head(item)]
+    finally:
+        default_providers.cache_clear()
     assert [head.ref.agent for head in heads] == ["theirs"]
