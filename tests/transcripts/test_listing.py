@@ -69,6 +69,13 @@ def test_every_agent_s_sessions_are_listed_and_missing_roots_are_items(user: Loc
     assert all(isinstance(item, SessionListFailure) and isinstance(item.error, RootMissing) for item in failures)
 
 
+def test_sessions_are_listed_under_either_event_loop(user: LocalPlatform) -> None:
+    async def read() -> list[str]:
+        return [item.ref.path async for item in list_sessions(user) if is_session_head(item)]
+
+    assert anyio.run(read, backend="trio") == anyio.run(read, backend="asyncio")
+
+
 @pytest.mark.parametrize("name", ["codex", "codex-cli"])
 def test_agents_are_named_by_their_id_or_by_another_name(user: LocalPlatform, name: str) -> None:
     heads = [item for item in listed(user, agents=[name, "codex"]) if is_session_head(item)]
