@@ -233,9 +233,10 @@ class _Pass:
         self._titles = _Titles()
 
     async def read_main(self) -> None:
-        async for record in self._reading.records(self._path):
-            self._titles.see(record.value)
-            self._record(record.value, record.source, None)
+        async for batch in self._reading.batches(self._path):
+            for record in batch:
+                self._titles.see(record.value)
+                self._record(record.value, record.source, None)
         self._recorder.title = self._titles.best()
 
     async def read_lanes(self) -> None:
@@ -263,7 +264,8 @@ class _Pass:
         kind = record.get("type")
         at = moment(record.get("timestamp"))
         message = mapping(record.get("message"))
-        self._find_agents(record)
+        if "toolUseResult" in record or "data" in record:
+            self._find_agents(record)
         lane = self._lane_of(record) if lane is None else lane
         if lane == MAIN_LANE:
             recorder.cwd = recorder.cwd or named(record.get("cwd"))
@@ -331,14 +333,10 @@ class _Pass:
         usage = message.get("usage")
         if isinstance(usage, dict) and usage:
             id = named(message.get("id")) or named(record.get("requestId")) or named(record.get("uuid"))
-            recorder.request(
-                id or f"{recorder.session_id}:{lane}:{source.offset}",
-                source,
-                lane=lane,
-                at=at,
-                model=model,
-                usage=_usage(usage, record),
-            )
+            id = id or f"{recorder.session_id}:{lane}:{source.offset}"
+            if recorder.wants_request(id, lane, count(usage.get("output_tokens"))):
+                told = _usage(usage, record)
+                recorder.request(id, source, lane=lane, at=at, model=model, usage=told)
 
     def _block(self, block: dict[str, Any], place: str, source: Place, lane: str, record: dict[str, Any]) -> None:
         recorder = self._recorder
@@ -372,7 +370,7 @@ class _Pass:
 
 def _usage(usage: dict[str, Any], record: dict[str, Any]) -> Usage:
     read, written = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
-    return Usage.model_construct(
+    return Usage(
         input_tokens=count(usage.get("input_tokens")) + read + written,
         output_tokens=count(usage.get("output_tokens")),
         reasoning_tokens=count(mapping(usage.get("output_tokens_details")).get("thinking_tokens")),

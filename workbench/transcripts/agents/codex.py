@@ -468,7 +468,7 @@ def _counts(usage: object) -> tuple[int, ...] | None:
 
 
 def _usage(counts: tuple[int, ...]) -> Usage:
-    return Usage.model_construct(
+    return Usage(
         input_tokens=counts[0],
         cache_read_tokens=counts[1],
         cache_write_tokens=counts[2],
