@@ -10,9 +10,16 @@ import contextlib
 import hashlib
 import json
 import sqlite3
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import anyio
 import zstandard
+
+from workbench.agent.stores import FileSessionStore
+from workbench.protocol.messages import ChatMessage, Role, ToolCall, Usage
+from workbench.protocol.sessions import SessionDetail
 
 ASKED, ANSWERED, WHERE = "fix the parser", "Done.", "/work/project"
 T0, T1, T2 = "2026-03-01T10:00:00.000Z", "2026-03-01T10:00:05.000Z", "2026-03-01T10:00:09.000Z"
@@ -478,7 +485,38 @@ def zed(home: Path) -> None:
     )
 
 
+def workbench(home: Path) -> None:
+    def message(number: int, role: Role, content: str, **more: Any) -> ChatMessage:
+        at = datetime.fromisoformat(T0) + timedelta(seconds=number)
+        return ChatMessage(id=f"m{number}", role=role, content=content, created_at=at, **more)
+
+    call = ToolCall(id="c1", name="write_file", arguments={"path": "a.py"}, raw_arguments="")
+    messages = (
+        message(1, "user", ASKED),
+        message(2, "assistant", "", tool_calls=(call,)),
+        message(3, "tool", "ok", tool_call_id="c1"),
+        message(4, "assistant", ANSWERED),
+    )
+    session = SessionDetail(
+        id="w1",
+        title="Parser",
+        workspace=WHERE,
+        model="gpt-5.5",
+        is_running=False,
+        message_count=4,
+        usage=Usage(input_tokens=130, cache_read_tokens=20, output_tokens=30),
+        tenant_id=None,
+        created_at=datetime.fromisoformat(T0),
+        updated_at=datetime.fromisoformat(T2),
+        system_prompt=None,
+        messages=messages,
+        pending=(),
+    )
+    anyio.run(FileSessionStore(home / "workspaces" / "project-1").save, session)
+
+
 HOMES = {
+    "workbench": workbench,
     "zed": zed,
     "crush": crush,
     "goose": goose,

@@ -57,10 +57,21 @@ def test_subagents_are_lanes_with_their_usage_and_no_sessions(session: Path) -> 
     inside = [user("look", agentId="abc", isSidechain=True), reply("m2", 4, isSidechain=True)]
     lines(session.parent / "s" / "subagents" / "agent-abc.jsonl", *inside)
     lines(session.parent / "agent-old.jsonl", reply("m3", 5, isSidechain=True))
-    lines(session.parent / "agent-other.jsonl", reply("m4", 6, isSidechain=True))
+    lines(session.parent / "agent-unnamed.jsonl", reply("m4", 6, isSidechain=True))
+    lines(session.parent / "agent-other.jsonl", {**reply("m5", 6, isSidechain=True), "sessionId": "another"})
     transcript = loaded("claude-code", session)
-    assert [(lane.id, lane.call_id) for lane in transcript.lanes] == [("main", None), ("abc", "t1"), ("old", "t1")]
-    assert {request.id: request.lane for request in transcript.requests} == {"m1": "main", "m2": "abc", "m3": "old"}
+    assert [(lane.id, lane.call_id) for lane in transcript.lanes] == [
+        ("main", None),
+        ("abc", "t1"),
+        ("old", "t1"),
+        ("unnamed", None),
+    ]
+    assert {request.id: request.lane for request in transcript.requests} == {
+        "m1": "main",
+        "m2": "abc",
+        "m3": "old",
+        "m4": "unnamed",
+    }
     assert texts(transcript, "prompt") == ["delegate"]
     assert [head.ref.session_id for head in heads("claude-code", session.parents[2])] == ["s"]
 

@@ -39,6 +39,7 @@ from workbench.transcripts import (
     read_original,
     session_adapter_home,
 )
+from workbench.transcripts.providers import default_providers
 
 Item = SessionHead | SessionListFailure
 
@@ -66,6 +67,13 @@ def test_every_agent_s_sessions_are_listed_and_missing_roots_are_items(user: Loc
     failures = [item for item in items if not is_session_head(item)]
     assert failures
     assert all(isinstance(item, SessionListFailure) and isinstance(item.error, RootMissing) for item in failures)
+
+
+def test_sessions_are_listed_under_either_event_loop(user: LocalPlatform) -> None:
+    async def read() -> list[str]:
+        return [item.ref.path async for item in list_sessions(user) if is_session_head(item)]
+
+    assert anyio.run(read, backend="trio") == anyio.run(read, backend="asyncio")
 
 
 @pytest.mark.parametrize("name", ["codex", "codex-cli"])
@@ -335,5 +343,9 @@ def test_registered_adapters_come_through_an_entry_point(
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[workbench.session_adapters]\ntheirs = their_adapter:Theirs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    heads = [item for item in listed(user, agents=["theirs"]) if is_session_head(item)]
+    default_providers.cache_clear()
+    try:
+        heads = [item for item in listed(user, agents=["theirs"]) if is_session_head(item)]
+    finally:
+        default_providers.cache_clear()
     assert [head.ref.agent for head in heads] == ["theirs"]

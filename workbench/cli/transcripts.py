@@ -240,13 +240,14 @@ async def _searched(
 
 async def _tallied(tally: Tally, agents: Sequence[str] | None, project: str | None, bar: Progress) -> None:
     from workbench.transcripts import LocalPlatform, SessionSummary
-    from workbench.transcripts.finding import summarize_session
+    from workbench.transcripts.finding import summarize_sessions
 
     heads, failures = await _listed(agents, project, bar)
     _say_failures(failures)
     heads.sort(key=lambda head: head.started_at or head.last_active_at)
-    for head in bar.track(heads, description="Adding up"):
-        summary = await summarize_session(LocalPlatform(), head.ref)
+    task = bar.add_task("Adding up", total=len(heads))
+    async for _, summary in summarize_sessions(LocalPlatform(), [head.ref for head in heads]):
+        bar.advance(task)
         if isinstance(summary, SessionSummary):
             tally.add(summary)
         else:

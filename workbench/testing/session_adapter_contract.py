@@ -136,8 +136,9 @@ class SessionAdapterContract:
         assert len(set(adapter.capabilities)) == len(adapter.capabilities) > 0
 
     def test_its_sessions_are_listed_as_its_own(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             heads = await self._heads(adapter, home, LocalPlatform())
             assert {head.ref.agent for head in heads} == {adapter.agent}
             assert len({head.ref.path for head in heads}) == len(heads)
@@ -149,8 +150,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_a_listing_reads_64_kb_of_each_end_at_most(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             await self._heads(adapter, home, LocalPlatform())
             self.grow(Path(home.paths[0]))
             platform = CountingPlatform()
@@ -171,8 +173,9 @@ class SessionAdapterContract:
             path.write_bytes(data[:middle] + filler + data[middle:])
 
     def test_leaving_a_listing_stops_its_reads(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             platform = CountingPlatform()
             for root in adapter.roots(home):
                 async with aclosing(cast(Any, adapter.discover(platform, root))) as found:
@@ -194,8 +197,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_its_own_sessions_are_detected_and_other_files_are_not(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             for head in await self._heads(adapter, home, LocalPlatform()):
                 assert await adapter.detect(LocalPlatform(), SessionRef(agent="", path=head.ref.path))
             for number, data in enumerate((b"", b"\0" * 2000, b"plain text\n" * 9, b'{"some": "object"}\n', b"[1, 2]")):
@@ -208,8 +212,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_a_transcript_lists_what_its_files_show(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             for head in await self._heads(adapter, home, LocalPlatform()):
                 transcript = await self._load(adapter, head.ref)
                 assert set(transcript.capabilities) <= set(adapter.capabilities)
@@ -229,8 +234,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_a_head_agrees_with_its_transcript(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             for head in await self._heads(adapter, home, LocalPlatform()):
                 transcript = await self._load(adapter, head.ref)
                 assert transcript.session_id == (head.ref.session_id or transcript.session_id)
@@ -243,8 +249,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_every_record_can_be_read_back(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             for head in await self._heads(adapter, home, LocalPlatform()):
                 transcript = await self._load(adapter, head.ref)
                 pointers = {str(event.source): event.source for event in transcript.events}
@@ -256,8 +263,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_a_summary_is_the_folded_transcript(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             if not isinstance(adapter, SummarizingAdapter):
                 return
             for head in await self._heads(adapter, home, LocalPlatform()):
@@ -270,8 +278,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_a_session_that_is_gone_is_a_value(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             head = (await self._heads(adapter, home, LocalPlatform()))[0]
             database, mark, key = head.ref.path.partition("#")
             gone = head.ref.model_copy(update={"path": f"{database}-gone{mark}{key}"})
@@ -282,8 +291,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_a_cancelled_signal_raises_its_reason(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             head = (await self._heads(adapter, home, LocalPlatform()))[0]
             signal = CancelSignal()
             signal.cancel(AbortedError())
@@ -299,8 +309,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_progress_only_grows(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             for head in await self._heads(adapter, home, LocalPlatform()):
                 told: list[tuple[int, int]] = []
                 await adapter.load(LocalPlatform(), head.ref, progress=lambda *at, told=told: told.append(at))
@@ -310,8 +321,9 @@ class SessionAdapterContract:
         self._run(test)
 
     def test_damaged_files_never_raise_and_never_hide_the_others(self, tmp_path: Path) -> None:
+        adapter, home = self._home(tmp_path)
+
         async def test() -> None:
-            adapter, home = self._home(tmp_path)
             refs = [head.ref for head in await self._heads(adapter, home, LocalPlatform())]
             files = {path: path.read_bytes() for path in Path(home.paths[0]).rglob("*") if path.is_file()}
             chance = random.Random(20)

@@ -91,15 +91,20 @@ class Reading:
         if self.told is not None:
             self.told(self._done, self._before + size)
 
-    async def records(self, path: str) -> AsyncIterator[Record]:
-        """The objects of a file of lines; what is none is skipped, and said."""
+    async def batches(self, path: str) -> AsyncIterator[list[Record]]:
+        """The objects of a file of lines, many at a time; what is none is skipped, and said."""
         self._before = self._done
         async for batch in read_records(self.platform, path, progress=self.progress, signal=self.signal):
             for record in batch:
                 if record.problem:
                     self.recorder.skip(record.source, record.problem)
-                else:
-                    yield record
+            yield [record for record in batch if not record.problem]
+
+    async def records(self, path: str) -> AsyncIterator[Record]:
+        """As `batches`, one by one."""
+        async for batch in self.batches(path):
+            for record in batch:
+                yield record
 
     async def document(self, path: str) -> Any:
         """The value that a file is as a whole; None, skipped and said, where it is none. Raises OSError."""

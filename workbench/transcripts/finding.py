@@ -6,6 +6,8 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 
+import anyio
+
 from workbench.errors import OptionsError, SessionNotFoundError
 from workbench.protocol.records import Frozen
 from workbench.transcripts.adapter import SummarizingAdapter
@@ -25,6 +27,7 @@ from workbench.transcripts.platform import HostPlatform
 from workbench.transcripts.providers import default_providers
 
 _AROUND = 60
+_AT_ONCE = 8
 
 
 async def find_session(
@@ -129,3 +132,21 @@ async def summarize_session(
         return await adapter.summarize(platform, ref)
     loaded = await adapter.load(platform, ref)
     return fold(loaded) if isinstance(loaded, Transcript) else loaded
+
+
+async def summarize_sessions(
+    platform: HostPlatform, refs: Sequence[SessionRef], *, providers: Sequence[Provider] | None = None
+) -> AsyncIterator[tuple[SessionRef, SessionSummary | SessionReadError]]:
+    """The numbers of many sessions, in their order; a few are read at the same time."""
+    for start in range(0, len(refs), _AT_ONCE):
+        few = refs[start : start + _AT_ONCE]
+        found: dict[int, SessionSummary | SessionReadError] = {}
+
+        async def summarize(number: int, ref: SessionRef, found: dict[int, SessionSummary | SessionReadError]) -> None:
+            found[number] = await summarize_session(platform, ref, providers=providers)
+
+        async with anyio.create_task_group() as tasks:
+            for number, ref in enumerate(few):
+                tasks.start_soon(summarize, number, ref, found)
+        for number, ref in enumerate(few):
+            yield ref, found[number]

@@ -145,6 +145,11 @@ def _cline(context: HomeContext) -> AgentHome:
     return AgentHome((own, *_editors(context).paths))
 
 
+def _workbench(context: HomeContext) -> AgentHome:
+    base = context.env.get("XDG_STATE_HOME") or context.under(".local", "state")
+    return AgentHome((context.env.get("WORKBENCH_STATE") or join(base, "workbench"),))
+
+
 @dataclass(frozen=True, slots=True)
 class _Agent:
     home: HomeRule
@@ -171,6 +176,7 @@ _CATALOG = {
     "goose": _Agent(_goose),
     "crush": _Agent(_crush),
     "zed": _Agent(_zed),
+    "workbench": _Agent(_workbench),
 }
 
 

@@ -167,9 +167,7 @@ class Place:
 
     def pointer(self) -> LinePointer:
         """The pointer."""
-        return LinePointer.model_construct(
-            path=self.path, offset=self.offset, length=self.length, compressed=self.compressed
-        )
+        return LinePointer(path=self.path, offset=self.offset, length=self.length, compressed=self.compressed)
 
 
 Source = SourcePointer | Place

@@ -19,7 +19,7 @@ from workbench.transcripts.models import (
     SourcePointer,
 )
 from workbench.transcripts.platform import SessionPlatform
-from workbench.transcripts.reading import read_content, read_document
+from workbench.transcripts.reading import Content, read_document
 from workbench.transcripts.values import mapping, parse, without_surrogates
 
 _TEXT = (".md", ".txt")  # of agents whose records are no JSON: their text
@@ -67,7 +67,7 @@ async def _line(
             progress(len(data), source.length)
         return data
     pieces, at, end = [], 0, source.offset + source.length
-    async for chunk in read_content(platform, source.path, progress=progress, signal=signal):
+    async for chunk in Content(platform, source.path, progress=progress, signal=signal).chunks():
         pieces.append(chunk[max(0, source.offset - at) : max(0, end - at)])
         at += len(chunk)
         if at >= end:

@@ -20,6 +20,7 @@ def builtin_provider() -> Provider:
     return Provider(sessions={adapter.agent: adapter for adapter in (kind() for kind in ADAPTERS)})
 
 
+@cache
 def default_providers() -> tuple[Provider, ...]:
     """Registered adapters before the built-in ones; each entry point is a class or function that makes one.
 

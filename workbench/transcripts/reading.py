@@ -42,11 +42,12 @@ class Ends:
 
 @dataclass(slots=True)
 class Line:
-    """One line of a file, without its end. `problem` says why it's not here."""
+    """One line of a file, without its end, which the last one may not have. `problem` says why it's not here."""
 
     offset: int
     data: bytes
     problem: str = ""
+    ended: bool = True
 
 
 @dataclass(slots=True)
@@ -130,75 +131,76 @@ def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
     return found
 
 
-async def read_lines(
-    platform: SessionPlatform,
-    path: str,
-    *,
-    progress: ReadProgress | None = None,
-    signal: CancelSignal | None = None,
-) -> AsyncIterator[list[Line]]:
-    """A file's lines, a chunk's at a time, of what it holds when this starts; a compressed file's are decompressed.
+class Content:
+    """A file's content, of what it holds when the reading starts, decompressed where it is compressed.
 
-    A line of more than 64 MB is left out, with its problem. Raises OSError, and the signal's reason.
+    `compressed` says whether it is, once the first of it has been read.
     """
-    size = (await platform.fs.stat(path)).size
-    carried: list[bytes] = []
-    offset, carried_size, too_long = 0, 0, False
-    async for chunk in _content(platform, path, size, progress, signal):
-        first, *others = chunk.split(b"\n")
-        carried_size += len(first)
-        if carried_size > _LONGEST_LINE:
-            carried, too_long = [], True
-        elif not too_long:
-            carried.append(first)
-        if not others:
-            continue
-        lines = [_line(offset, carried, too_long)]
-        offset += carried_size + 1
-        *whole, last = others
-        for data in whole:
-            lines.append(Line(offset, data))
-            offset += len(data) + 1
-        carried, carried_size, too_long = [last], len(last), False
-        yield lines
-    if carried_size:
-        yield [_line(offset, carried, too_long)]
+
+    def __init__(
+        self,
+        platform: SessionPlatform,
+        path: str,
+        *,
+        progress: ReadProgress | None = None,
+        signal: CancelSignal | None = None,
+    ) -> None:
+        self._platform, self._path = platform, path
+        self._progress, self._signal = progress, signal
+        self.compressed = False
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The bytes, in pieces of bounded size. Raises OSError, and the signal's reason."""
+        size = (await self._platform.fs.stat(self._path)).size
+        chunks = _chunks(self._platform, self._path, size, self._progress, self._signal)
+        first = await anext(chunks, b"")
+        self.compressed = first.startswith(MAGIC)
+        if not self.compressed:
+            yield first
+            async for chunk in chunks:
+                yield chunk
+            return
+        if self._platform.decompress is None:
+            raise OSError("this host can't decode a compressed session")
+
+        async def again() -> AsyncIterator[bytes]:
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+        async for chunk in self._platform.decompress(again()):
+            raise_if_cancelled(self._signal)
+            yield chunk
+
+    async def lines(self) -> AsyncIterator[list[Line]]:
+        """The lines, a chunk's at a time; one of more than 64 MB is left out, with its problem. Raises as `chunks`."""
+        carried: list[bytes] = []
+        offset, carried_size, too_long = 0, 0, False
+        async for chunk in self.chunks():
+            first, *others = chunk.split(b"\n")
+            carried_size += len(first)
+            if carried_size > _LONGEST_LINE:
+                carried, too_long = [], True
+            elif not too_long:
+                carried.append(first)
+            if not others:
+                continue
+            lines = [_line(offset, carried, too_long)]
+            offset += carried_size + 1
+            *whole, last = others
+            for data in whole:
+                lines.append(Line(offset, data))
+                offset += len(data) + 1
+            carried, carried_size, too_long = [last], len(last), False
+            yield lines
+        if carried_size:
+            line = _line(offset, carried, too_long)
+            line.ended = False
+            yield [line]
 
 
 def _line(offset: int, pieces: list[bytes], too_long: bool) -> Line:
     return Line(offset, b"".join(pieces), "longer than 64 MB" if too_long else "")
-
-
-async def read_content(
-    platform: SessionPlatform, path: str, *, progress: ReadProgress | None = None, signal: CancelSignal | None = None
-) -> AsyncIterator[bytes]:
-    """A file's bytes, decompressed where it is compressed, in pieces of bounded size. Raises as `read_lines`."""
-    size = (await platform.fs.stat(path)).size
-    async for chunk in _content(platform, path, size, progress, signal):
-        yield chunk
-
-
-async def _content(
-    platform: SessionPlatform, path: str, size: int, progress: ReadProgress | None, signal: CancelSignal | None
-) -> AsyncIterator[bytes]:
-    chunks = _chunks(platform, path, size, progress, signal)
-    first = await anext(chunks, b"")
-    if not first.startswith(MAGIC):
-        yield first
-        async for chunk in chunks:
-            yield chunk
-        return
-    if platform.decompress is None:
-        raise OSError("this host can't decode a compressed session")
-
-    async def again() -> AsyncIterator[bytes]:
-        yield first
-        async for chunk in chunks:
-            yield chunk
-
-    async for chunk in platform.decompress(again()):
-        raise_if_cancelled(signal)
-        yield chunk
 
 
 async def _chunks(
@@ -226,20 +228,19 @@ async def read_records(
 ) -> AsyncIterator[list[Record]]:
     """The JSON objects of a file of lines, a chunk's at a time; what is none comes with its problem.
 
-    A last line without an end that isn't whole yet is left out: its writer is still at it. Raises as `read_lines`.
+    A last line without an end that isn't whole yet is left out: its writer is still at it. Raises OSError, and the
+    signal's reason.
     """
-    compressed = (await platform.fs.read(path, length=4)) == MAGIC
-    size = (await platform.fs.stat(path)).size
-    async for lines in read_lines(platform, path, progress=progress, signal=signal):
+    content = Content(platform, path, progress=progress, signal=signal)
+    async for lines in content.lines():
         records: list[Record] = []
         for line in lines:
             if line.data or line.problem:
-                unfinished = not compressed and line.offset + len(line.data) >= size
-                records.extend(_records_of(path, line, compressed, unfinished))
+                records.extend(_records_of(path, line, content.compressed))
         yield records
 
 
-def _records_of(path: str, line: Line, compressed: bool, unfinished: bool) -> list[Record]:
+def _records_of(path: str, line: Line, compressed: bool) -> list[Record]:
     records = []
     problem = line.problem
     if not problem:
@@ -256,7 +257,7 @@ def _records_of(path: str, line: Line, compressed: bool, unfinished: bool) -> li
                 records.append(Record(source, mapping(value), problem))
             return records
         except ValueError as error:
-            if unfinished:
+            if not line.ended:
                 return records
             problem = f"not JSON: {error}"
     source = Place(path, line.offset, len(line.data), compressed)

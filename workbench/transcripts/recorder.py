@@ -62,7 +62,7 @@ class _Call:
     arguments: str
     ok: bool | None = None
     result: str = ""
-    result_source: Source | None = None
+    result_source: SourcePointer | None = None
 
 
 def _pointer(source: Source) -> SourcePointer:
@@ -173,7 +173,7 @@ class Recorder:
             group.prompts.append(SessionPrompt(text=self._kept_prompt(text), at=at))
         if self.keep:
             group.events.append(
-                TranscriptEvent.model_construct(
+                TranscriptEvent(
                     lane=lane,
                     kind=kind,
                     source=_pointer(source),
@@ -191,6 +191,13 @@ class Recorder:
             return ""
         most = self._asked.max_characters
         return text[: MAX_TEXT if most is None else min(most, MAX_TEXT)]
+
+    def wants_request(self, id: str, lane: str, output_tokens: int) -> bool:
+        """Whether a record of a response would change what is known of it; its usage need not be made else."""
+        known = self._requests.get(id)
+        if known is None or known.usage.output_tokens < output_tokens:
+            return True
+        return lane == MAIN_LANE != known.lane
 
     def request(
         self,
@@ -280,7 +287,7 @@ class Recorder:
         if not path:
             return
         place = "" if call_id is not None else str(source)
-        self._edits[call_id, path, place] = FileEdit.model_construct(
+        self._edits[call_id, path, place] = FileEdit(
             lane=lane, path=path, action=action, source=_pointer(source), call_id=call_id, at=at, moved_to=moved_to
         )
 
@@ -332,7 +339,7 @@ class Recorder:
             events=tuple(events),
             requests=self._all_requests(),
             tool_calls=tuple(
-                CallRecord.model_construct(
+                CallRecord(
                     id=key,
                     lane=call.lane,
                     name=call.name,
@@ -380,7 +387,7 @@ class Recorder:
 
     def _all_requests(self) -> tuple[ModelRequest, ...]:
         return tuple(
-            ModelRequest.model_construct(
+            ModelRequest(
                 id=id,
                 lane=request.lane,
                 source=_pointer(request.source),

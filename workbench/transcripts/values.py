@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
@@ -60,18 +61,25 @@ def money(value: object) -> float | None:
 
 def moment(value: object) -> datetime | None:
     """A time in UTC, from ISO 8601 or from seconds, milliseconds or microseconds since 1970; None where it is none."""
+    if isinstance(value, str):
+        return _moment_of(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return None
     try:
-        if isinstance(value, str):
-            if not value[:1].isdigit():
-                return None
-            if value.isdigit() and len(value) > 8:
-                return moment(int(value))
-            said = datetime.fromisoformat(value)
-            return said.replace(tzinfo=UTC) if said.tzinfo is None else said.astimezone(UTC)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            return None
-        seconds = value / (1 if value < 1e11 else 1e3 if value < 1e14 else 1e6)
-        return _EPOCH + timedelta(seconds=seconds)
+        return _EPOCH + timedelta(seconds=value / (1 if value < 1e11 else 1e3 if value < 1e14 else 1e6))
+    except (ValueError, OverflowError):
+        return None
+
+
+@lru_cache(maxsize=64)  # the parts of one record ask for the same one
+def _moment_of(text: str) -> datetime | None:
+    if not text[:1].isdigit():
+        return None
+    try:
+        if len(text) > 8 and text.isdigit():
+            return moment(int(text))
+        said = datetime.fromisoformat(text)
+        return said if said.tzinfo is UTC else said.replace(tzinfo=UTC) if said.tzinfo is None else said.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 

@@ -18,6 +18,7 @@ from workbench.transcripts.agents.kimi import Kimi
 from workbench.transcripts.agents.opencode import OpenCode
 from workbench.transcripts.agents.pi import Pi
 from workbench.transcripts.agents.qwen_code import QwenCode
+from workbench.transcripts.agents.workbench import Workbench
 from workbench.transcripts.agents.zed import Zed
 from workbench.transcripts.files import FileAdapter
 
@@ -41,4 +42,5 @@ ADAPTERS: tuple[type[FileAdapter], ...] = (
     Goose,
     Crush,
     Zed,
+    Workbench,
 )

@@ -11,7 +11,7 @@ from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, Session
 from workbench.transcripts.homes import AgentHome
 from workbench.transcripts.models import Capability, LinePointer
 from workbench.transcripts.platform import SessionPlatform
-from workbench.transcripts.reading import END_BYTES, Ends, read_lines
+from workbench.transcripts.reading import END_BYTES, Content, Ends
 from workbench.transcripts.values import money
 
 _NAME = ".aider.chat.history.md"
@@ -80,7 +80,8 @@ class Aider(FileAdapter):
                 recorder.event("reply", source, at=at, text=said)
 
         number = 0
-        async for lines in read_lines(reading.platform, path, progress=reading.progress, signal=reading.signal):
+        content = Content(reading.platform, path, progress=reading.progress, signal=reading.signal)
+        async for lines in content.lines():
             for line in lines:
                 shown = line.data.decode("utf-8", "replace").rstrip("\r")
                 source = LinePointer(path=path, offset=line.offset, length=len(line.data))

@@ -12,8 +12,8 @@ from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
 from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Lane, Place
 from workbench.transcripts.platform import SessionPlatform
-from workbench.transcripts.reading import Ends, read_ends, small_document, walk
-from workbench.transcripts.values import block_text, count, items, mapping, moment, money, named, string
+from workbench.transcripts.reading import END_BYTES, Ends, small_document, walk
+from workbench.transcripts.values import block_text, count, items, mapping, moment, money, named, parse_partial, string
 
 _TYPES = frozenset(
     (
@@ -50,6 +50,7 @@ _ENVELOPE = re.compile(r"\s*<(system-reminder|ide_opened_file|ide_selection)>.*?
 _COMMAND = re.compile(r"<command-name>(.*?)</command-name>", re.DOTALL)
 _ARGUMENTS = re.compile(r"<command-args>(.*?)</command-args>", re.DOTALL)
 _RECENT = 1000
+_PROJECTS = 64
 
 
 def typed(text: str) -> str:
@@ -73,6 +74,9 @@ class ClaudeCode(FileAdapter):
     display_name = "Claude Code"
     capabilities = CAPABILITIES
     depth = 1  # what lies below the projects is no session by itself
+
+    def __init__(self) -> None:
+        self._beside = _Beside()
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """`projects` of each configuration directory; a home may also be named by that directory itself."""
@@ -116,9 +120,50 @@ class ClaudeCode(FileAdapter):
 
     async def read(self, reading: Reading, path: str) -> None:
         """The main file, then those of its subagents."""
-        pass_ = _Pass(reading, path)
+        pass_ = _Pass(reading, path, self._beside)
         await pass_.read_main()
         await pass_.read_lanes()
+
+
+def _is_lane(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return name.startswith("agent-") and name.endswith(".jsonl")
+
+
+class _Beside:
+    """Whose the subagents' files are that lie beside the sessions of a project, of which there can be very many.
+
+    They are looked through once for all sessions of the project, until others lie there.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], tuple[SessionPlatform, tuple[str, ...], dict[str, list[str]]]] = {}
+
+    async def of(self, platform: SessionPlatform, directory: str, session: str) -> list[str]:
+        """The files that carry a session's id. Raises OSError."""
+        names = tuple(entry.name for entry in await platform.fs.list(directory) if _is_lane(entry.name))
+        if not names:
+            return []
+        key = (id(platform), directory)
+        known = self._known.pop(key, None)
+        if known is None or known[1] != names:
+            known = (platform, names, await self._look(platform, directory, names))
+        self._known[key] = known
+        if len(self._known) > _PROJECTS:
+            del self._known[next(iter(self._known))]
+        return known[2].get(session, [])
+
+    async def _look(self, platform: SessionPlatform, directory: str, names: tuple[str, ...]) -> dict[str, list[str]]:
+        owned: dict[str, list[str]] = {}
+        for name in names:
+            path = join(directory, name)
+            try:
+                data = await platform.fs.read(path, length=END_BYTES)
+            except OSError:
+                continue  # gone meanwhile, or it will fail where it is read
+            first = mapping(parse_partial(data.partition(b"\n")[0]))
+            owned.setdefault(string(first.get("sessionId")), []).append(path)
+        return owned
 
 
 class _Titles:
@@ -177,36 +222,35 @@ def _prompts(record: dict[str, Any]) -> list[str]:
 class _Pass:
     """One reading of a session's files."""
 
-    def __init__(self, reading: Reading, path: str) -> None:
+    def __init__(self, reading: Reading, path: str, beside: _Beside) -> None:
         self._reading = reading
         self._recorder = reading.recorder
         self._recorder.session_id = stem(path)
         self._path = path
+        self._beside = beside
         self._agents: dict[str, str | None] = {}
         self._inline: dict[str, str] = {}
         self._titles = _Titles()
 
     async def read_main(self) -> None:
-        async for record in self._reading.records(self._path):
-            self._titles.see(record.value)
-            self._record(record.value, record.source, None)
+        async for batch in self._reading.batches(self._path):
+            for record in batch:
+                self._titles.see(record.value)
+                self._record(record.value, record.source, None)
         self._recorder.title = self._titles.best()
 
     async def read_lanes(self) -> None:
-        """Files of the session's own directory, and, of the older form, those beside it whose agents it names."""
+        """Files of the session's own directory, and, of the older form, those beside it that carry its id."""
         platform, folder = self._reading.platform, self._path.removesuffix(".jsonl")
         found: list[str] = []
         async for path, entry in walk(platform, join(folder, "subagents"), signal=self._reading.signal):
-            name = path.rpartition("/")[2]
-            if not isinstance(entry, OSError) and name.startswith("agent-") and name.endswith(".jsonl"):
+            if not isinstance(entry, OSError) and _is_lane(path):
                 found.append(path)
             elif isinstance(entry, OSError) and not isinstance(entry, FileNotFoundError | NotADirectoryError):
                 raise entry
         inside = {stem(path) for path in found}
-        for agent in self._agents:
-            path = join(parent(self._path), f"agent-{agent}.jsonl")
-            if f"agent-{agent}" not in inside and await self._is_ours(path):
-                found.append(path)
+        beside = await self._beside.of(platform, parent(self._path), self._recorder.session_id)
+        found.extend(path for path in beside if stem(path) not in inside)
         for path in found:
             agent = stem(path).removeprefix("agent-")
             about = await small_document(platform, f"{path.removesuffix('.jsonl')}.meta.json")
@@ -215,20 +259,13 @@ class _Pass:
             async for record in self._reading.records(path):
                 self._record(record.value, record.source, agent)
 
-    async def _is_ours(self, path: str) -> bool:
-        try:
-            size = (await self._reading.platform.fs.stat(path)).size
-            ends = await read_ends(self._reading.platform, path, size)
-        except OSError:
-            return False
-        return any(record.get("sessionId") == self._recorder.session_id for record in ends.head[:1])
-
     def _record(self, record: dict[str, Any], source: Place, lane: str | None) -> None:
         recorder = self._recorder
         kind = record.get("type")
         at = moment(record.get("timestamp"))
         message = mapping(record.get("message"))
-        self._find_agents(record)
+        if "toolUseResult" in record or "data" in record:
+            self._find_agents(record)
         lane = self._lane_of(record) if lane is None else lane
         if lane == MAIN_LANE:
             recorder.cwd = recorder.cwd or named(record.get("cwd"))
@@ -296,14 +333,10 @@ class _Pass:
         usage = message.get("usage")
         if isinstance(usage, dict) and usage:
             id = named(message.get("id")) or named(record.get("requestId")) or named(record.get("uuid"))
-            recorder.request(
-                id or f"{recorder.session_id}:{lane}:{source.offset}",
-                source,
-                lane=lane,
-                at=at,
-                model=model,
-                usage=_usage(usage, record),
-            )
+            id = id or f"{recorder.session_id}:{lane}:{source.offset}"
+            if recorder.wants_request(id, lane, count(usage.get("output_tokens"))):
+                told = _usage(usage, record)
+                recorder.request(id, source, lane=lane, at=at, model=model, usage=told)
 
     def _block(self, block: dict[str, Any], place: str, source: Place, lane: str, record: dict[str, Any]) -> None:
         recorder = self._recorder
@@ -337,7 +370,7 @@ class _Pass:
 
 def _usage(usage: dict[str, Any], record: dict[str, Any]) -> Usage:
     read, written = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
-    return Usage.model_construct(
+    return Usage(
         input_tokens=count(usage.get("input_tokens")) + read + written,
         output_tokens=count(usage.get("output_tokens")),
         reasoning_tokens=count(mapping(usage.get("output_tokens_details")).get("thinking_tokens")),

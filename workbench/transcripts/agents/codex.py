@@ -15,7 +15,7 @@ from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
 from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, EditAction, Lane, Place, SessionListFailure
 from workbench.transcripts.platform import SessionPlatform
-from workbench.transcripts.reading import Ends, read_lines, walk
+from workbench.transcripts.reading import Content, Ends, walk
 from workbench.transcripts.values import block_text, count, items, mapping, moment, named, parse, string
 
 _ROLLOUT = re.compile(r"rollout-.+\.jsonl(\.zst)?$")
@@ -468,7 +468,7 @@ def _counts(usage: object) -> tuple[int, ...] | None:
 
 
 def _usage(counts: tuple[int, ...]) -> Usage:
-    return Usage.model_construct(
+    return Usage(
         input_tokens=counts[0],
         cache_read_tokens=counts[1],
         cache_write_tokens=counts[2],
@@ -480,7 +480,7 @@ def _usage(counts: tuple[int, ...]) -> Usage:
 async def _totals(reading: Reading, path: str) -> list[tuple[int, ...]]:
     """The running totals that a parent's rollout tells, which its forks begin with."""
     found = []
-    async for lines in read_lines(reading.platform, path, signal=reading.signal):
+    async for lines in Content(reading.platform, path, signal=reading.signal).lines():
         for line in lines:
             if b'"total_token_usage"' in line.data:
                 try:

@@ -222,7 +222,7 @@ class _Pass:
 
 
 def _usage(tokens: dict[str, Any]) -> Usage:
-    return Usage.model_construct(
+    return Usage(
         input_tokens=count(tokens.get("input")) + count(tokens.get("tool")),
         output_tokens=count(tokens.get("output")) + count(tokens.get("thoughts")),
         reasoning_tokens=count(tokens.get("thoughts")),

@@ -206,7 +206,7 @@ class _Pass:
 
 
 def _usage(other: int, read: int, written: int, output: int) -> Usage:
-    return Usage.model_construct(
+    return Usage(
         input_tokens=other + read + written, output_tokens=output, cache_read_tokens=read, cache_write_tokens=written
     )
 

@@ -96,7 +96,7 @@ class Pi(FileAdapter):
         used = message.get("usage")
         if role == "assistant" and isinstance(used, dict):
             read, written = count(used.get("cacheRead")), count(used.get("cacheWrite"))
-            usage = Usage.model_construct(
+            usage = Usage(
                 input_tokens=count(used.get("input")) + read + written,
                 output_tokens=count(used.get("output")),
                 cache_read_tokens=read,

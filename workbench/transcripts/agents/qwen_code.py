@@ -124,7 +124,7 @@ class QwenCode(FileAdapter):
         used = record.get("usageMetadata")
         if isinstance(used, dict):
             thoughts = count(used.get("thoughtsTokenCount"))
-            usage = Usage.model_construct(
+            usage = Usage(
                 input_tokens=count(used.get("promptTokenCount")),
                 output_tokens=count(used.get("candidatesTokenCount")) + thoughts,
                 reasoning_tokens=thoughts,
