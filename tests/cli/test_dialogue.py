@@ -32,7 +32,8 @@ class Desk:
         (self.root / "doomed").write_text("old\n")
         (self.root / "uv.lock").write_text("old lock\n")
         self.bench = Bench(self.root)
-        self.environment = {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+        paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        self.environment = {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1"}
 
     def write(self, files: dict[bytes, bytes | None]) -> None:
         """Put files in the overlay; None removes one."""
