@@ -132,6 +132,12 @@ def test_what_is_risky_comes_first_with_its_warning_before_its_content_and_lock_
     assert not (desk.root / "new").exists()
 
 
+def test_a_new_file_that_is_much_like_one_that_goes_is_shown_as_that(desk: Desk) -> None:
+    desk.write({b"long.txt": None, b"moved.txt": text(line7="LINE SEVEN\n").encode()})
+    assert "% like long.txt, which goes" in desk.answer("g moved.txt", "y", "q")
+    assert desk.land() == {"moved.txt"}
+
+
 def test_hunks_are_taken_one_by_one_and_split(desk: Desk) -> None:
     shown = desk.answer("g long.txt", "s", "n", "y", "n", "q")
     assert "Split into 2 hunks." in shown
