@@ -32,7 +32,8 @@ class Desk:
         (self.root / "doomed").write_text("old\n")
         (self.root / "uv.lock").write_text("old lock\n")
         self.bench = Bench(self.root)
-        self.environment = {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+        paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        self.environment = {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1"}
 
     def write(self, files: dict[bytes, bytes | None]) -> None:
         """Put files in the overlay; None removes one."""
@@ -129,6 +130,12 @@ def test_what_is_risky_comes_first_with_its_warning_before_its_content_and_lock_
     assert not (desk.root / "doomed").exists()
     assert not (desk.root / ".envrc").exists()
     assert not (desk.root / "new").exists()
+
+
+def test_a_new_file_that_is_much_like_one_that_goes_is_shown_as_that(desk: Desk) -> None:
+    desk.write({b"long.txt": None, b"moved.txt": text(line7="LINE SEVEN\n").encode()})
+    assert "% like long.txt, which goes" in desk.answer("g moved.txt", "y", "q")
+    assert desk.land() == {"moved.txt"}
 
 
 def test_hunks_are_taken_one_by_one_and_split(desk: Desk) -> None:

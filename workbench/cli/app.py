@@ -88,7 +88,7 @@ def start(
 ) -> None:
     """Let an agent, or any command, work on a real directory without touching it.
 
-    Everything it does lands in a copy-on-write overlay. Look at it with `diff`, land it with `commit`, or `discard` it.
+    Everything it does lands in a copy-on-write overlay. Look at it with `review`, land it with `commit`, or `discard` it.
     """
     if context.invoked_subcommand is None:
         context.invoke(status, workspace=None, session=os.environ.get("WORKBENCH_SESSION") or "default", json=False)

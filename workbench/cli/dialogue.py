@@ -17,10 +17,12 @@ from workbench.review.changeset import Change, ChangeKind, ChangeSet
 from workbench.review.decisions import Review, Verdict
 from workbench.review.hunks import NamedHunk, editable, edited
 from workbench.review.order import group_of, in_order, is_folded
+from workbench.review.similar import with_similar_renames
 from workbench.vfs import paths
 from workbench.vfs.storage import Kind
 from workbench.workspace import Workspace
 
+_SAME = 100
 _MOST_LINES = 200
 """Lines of a hunk that are shown without being asked for."""
 
@@ -74,6 +76,7 @@ class Dialogue:
         self._look = look
         self._prompt = Prompt()
         self._changes = in_order(review.changes.shown)
+        self._moved = self._find_moved()
         self._passed: set[bytes] = set()
         self._sought = ""
         self.at = 0
@@ -332,6 +335,7 @@ class Dialogue:
         self._save()
         self._review = await self._workspace.review(self._review.included)
         self._changes = in_order(self._review.changes.shown)
+        self._moved = self._find_moved()
         places = [at for at, one in enumerate(self._changes) if one.path == change.path]
         self.at = places[0] if places else self.at
         return _Move.THERE
@@ -362,10 +366,17 @@ class Dialogue:
             print(output.red("CONFLICT: changed in the real workspace meanwhile, so this can't land before a merge"))
         if change.new_executable:
             print(output.red("executable now"))
+        if (moved := self._moved.get(change.path)) is not None:
+            print(f"{moved.similarity}% like {output.path(moved.renamed_from)}, which goes")
         if change.drops_setid:
             print("setuid or setgid stays behind")
         if self._review.verdict(change) is not Verdict.UNDECIDED:
             print(output.dim(f"decided: {self._review.verdict(change).value}"))
+
+    def _find_moved(self) -> dict[bytes, Change]:
+        """New files that are much like one that goes: each is decided by itself, and worth a word."""
+        seen = with_similar_renames(self._changes, self._workspace.lower, self._workspace.store)
+        return {one.path: one for one in seen if one.kind is ChangeKind.RENAMED and one.similarity < _SAME}
 
     def _show_hunk(self, change: Change, hunk: NamedHunk, *, whole: bool = False) -> None:
         lines = hunk.hunk.lines
