@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -134,20 +135,19 @@ def test_what_is_written_to_shared_pages_is_shown_and_never_lost(on_own_filesyst
 
 def test_a_process_whose_first_thread_ended_is_stopped_and_ended_like_any_other(fresh_prompt: Prompt) -> None:
     fresh_prompt.sh(f"cat >/tmp/threads.py <<'END'\n{FIRST_THREAD_ENDS}END")
-    count = fresh_prompt.overlay() / "upper" / "count"
     job = fresh_prompt.start("-q", "--", "python3", "/tmp/threads.py")
-    wait_until(count.exists, "the first count")
+    wait_until(lambda: fresh_prompt.run("test", "-s", "count", code=None).returncode == 0, "the first count")
 
     async def look() -> None:
         client = await KeeperClient.connect(str(fresh_prompt.overlay()))
         assert client is not None
         async with client:
             async with client.freeze():
-                before = count.read_bytes()
+                before = await client.read_file("count")
                 for _ in range(20):
                     await client.counters()
-                assert count.read_bytes() == before
-            while count.read_bytes() == before:
+                assert await client.read_file("count") == before
+            while await client.read_file("count") == before:
                 await client.counters()
 
     anyio.run(look)
@@ -161,9 +161,9 @@ def test_a_process_whose_first_thread_ended_is_stopped_and_ended_like_any_other(
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of clone(2) is that of x86-64")
 def test_a_process_that_cant_be_stopped_is_an_error_that_says_what_to_do(fresh_prompt: Prompt) -> None:
     fresh_prompt.sh(f"cat >/tmp/waits.py <<'END'\n{WAITS_IN_THE_KERNEL}END")
-    forked = fresh_prompt.overlay() / "upper" / "forked"
     job = fresh_prompt.start("-q", "--", "python3", "/tmp/waits.py")
-    wait_until(forked.exists, "a child that never starts a program")
+    started = ("test", "-e", "forked")
+    wait_until(lambda: fresh_prompt.run(*started, code=None).returncode == 0, "a child that never starts a program")
     refused = fresh_prompt("diff", code=1)
     assert b"[sandbox_failed]" in refused.stderr
     assert b"workbench stop" in refused.stderr
@@ -300,7 +300,37 @@ def test_a_full_disk_is_an_error_with_a_next_step() -> None:
     assert find_error(BrokenPipeError()) is None
 
 
-def test_a_full_state_disk_stops_nothing_from_being_stopped(on_own_filesystem: Quiet) -> None:
+def test_what_a_full_state_disk_has_no_room_for_stays_with_an_engine_that_has_copies(
+    on_own_filesystem: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_SHARING", "copied")
+    prompt = on_own_filesystem
+    prompt.sh("echo first >first")
+    filler = prompt.overlay() / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
+    # Enough for what is noted before a command, and too little for what it writes.
+    os.truncate(filler, filler.stat().st_size - (1 << 20))
+    lost = prompt.sh("echo agent >README.md; dd if=/dev/urandom of=big bs=1M count=4 2>/dev/null", code=125)
+    assert b"what the sandbox has written. [disk_full]" in lost.stderr, lost.stderr
+    for command in (["status"], ["stop"], ["diff"]):
+        assert b"Free disk space" in prompt(*command, code=1).stderr
+    filler.unlink()
+    assert prompt("stop").returncode == 0
+    assert prompt.leftovers() == []
+    assert sorted(change["path"] for change in json.loads(prompt("diff", "--json").stdout)["changes"]) == [
+        "README.md",
+        "big",
+        "first",
+    ]
+
+
+def test_a_full_state_disk_stops_nothing_from_being_stopped(
+    on_own_filesystem: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With copies a command fills the engine's disk: that is the test before this one.
+    monkeypatch.setenv("WORKBENCH_SHARING", "mounted")
     prompt = on_own_filesystem
     before = snapshot(prompt.workspace)
     # What fills the disk is ended, which leaves a little of it to somebody else.

@@ -10,7 +10,7 @@
     ├── OverlayError                  overlay_busy · layer_unsupported · overlay_mounted · session_exists
     ├── SandboxError                  engine_unavailable · backend_unavailable · image_unavailable · sandbox_failed ·
     │   │                             sandbox_lost · sandbox_busy · sandbox_unsupported · keeper_failed ·
-    │   │                             job_not_found · shell_ended
+    │   │                             job_not_found · shell_ended · disk_full
     │   └── CommandError              command_not_found · command_not_executable · invalid_directory · spawn_failed
     ├── CheckpointError               checkpoint_not_found · checkpoint_exists · checkpoint_failed · store_corrupt ·
     │                                 checkpoint_raced · nothing_to_redo

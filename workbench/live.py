@@ -26,7 +26,7 @@ from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay import Overlay
 from workbench.vfs.session import OverlayDirectory, OverlayLock
-from workbench.vfs.storage import Stat
+from workbench.vfs.storage import Kind, Stat
 
 T = TypeVar("T")
 
@@ -104,6 +104,40 @@ class LiveOverlay(Overlay):
             raise
         return handles.buffered(draft, asked)
 
+    def entries(self, path: bytes) -> list[tuple[bytes, Kind]]:
+        """As `Overlay.entries`."""
+        self._catch_up()
+        return super().entries(path)
+
+    def walk(self, path: bytes = b"") -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
+        """As `Overlay.walk`, as it is at the start."""
+        self._catch_up()
+        return super().walk(path)
+
+    def find(self, path: bytes = b"", *, kind: Kind | None = None) -> Iterator[bytes]:
+        """As `Overlay.find`, as it is at the start."""
+        self._catch_up()
+        return super().find(path, kind=kind)
+
+    def glob(self, pattern: bytes) -> list[bytes]:
+        """As `Overlay.glob`."""
+        self._catch_up()
+        return super().glob(pattern)
+
+    def readlink(self, path: bytes) -> bytes:
+        """As `Overlay.readlink`."""
+        self._catch_up()
+        return super().readlink(path)
+
+    def _catch_up(self) -> None:
+        """Have in the layer here what running commands have written into a copy of it."""
+
+        async def read_out(inside: Inside) -> None:
+            await inside.read_out()
+
+        if runtime.find_socket(self._directory.path) is not None and self._mounting.is_copied():
+            self._in_sandbox(b"", read_out, lambda: None)
+
     def _is_stale(self, path: bytes) -> bool:
         """Whether only the sandbox can tell what commands see at a path."""
         if runtime.find_socket(self._directory.path) is None:
@@ -153,10 +187,12 @@ class LiveOverlay(Overlay):
 
     def remove_tree(self, path: bytes) -> None:
         """As `Overlay.remove_tree`; in a sandbox in as many steps as it has entries."""
+        self._catch_up()
         self._change((path,), lambda overlay: overlay.remove_tree(path), lambda box: box.remove_tree(path))
 
     def rename(self, src: bytes, dst: bytes, *, replace: bool = True) -> None:
         """As `Overlay.rename`."""
+        self._catch_up()
         self._change(
             (src, dst),
             lambda overlay: overlay.rename(src, dst, replace=replace),
@@ -165,6 +201,7 @@ class LiveOverlay(Overlay):
 
     def copy(self, src: bytes, dst: bytes, *, replace: bool = True) -> None:
         """As `Overlay.copy`."""
+        self._catch_up()
         self._change(
             (dst,),
             lambda overlay: overlay.copy(src, dst, replace=replace),

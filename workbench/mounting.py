@@ -202,7 +202,8 @@ class Mounting:
             image=picked.image,
             sharing=picked.result.sharing,
             environment={**_GIT_OF_COPIES, **spec.environment} if copied else spec.environment,
-            egress_path=os.path.join(self._overlay.path, _EGRESS) if self.options.egress else "",
+            # What doesn't share our files can't share a socket, either: then it's the supervisor's stream.
+            egress_path=os.path.join(self._overlay.path, _EGRESS) if self.options.egress and not copied else "",
         )
 
     def _require_files(self) -> None:

@@ -78,6 +78,10 @@ class Searching:
         client = await KeeperClient.connect(self._overlay.path)
         try:
             record = await to_thread.run_sync(self._overlay.record)
+            if client is not None and self._mounting.is_copied():
+                # Holding what runs has in the layer here what it has written into its copy.
+                async with client.freeze():
+                    pass
             with self._overlay.upper() as upper:
                 moved_on = partial(self._mounting.lower_moved_on, since=self._mounting.epoch)
                 view = _SeenView(self._lower, upper, os.fsencode(record.scratch), client, moved_on, self._overlay.path)

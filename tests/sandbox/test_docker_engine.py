@@ -37,9 +37,9 @@ def test_docker_host_wins_over_the_context_and_the_context_over_the_usual_place(
     assert find_socket({"HOME": str(tmp_path / "nobody")}) == DEFAULT_SOCKET
 
 
-@pytest.mark.parametrize("host", ["tcp://10.0.0.1:2376", "ssh://me@elsewhere", "npipe:////./pipe/docker"])
-def test_an_engine_on_another_machine_is_refused_with_a_next_step(host: str) -> None:
-    with pytest.raises(SandboxError, match="isn't on this machine") as caught:
+@pytest.mark.parametrize("host", ["npipe:////./pipe/docker", "unix://", "nothing", "http://10.0.0.1"])
+def test_an_engine_in_a_place_that_cannot_be_reached_is_refused_with_a_next_step(host: str) -> None:
+    with pytest.raises(SandboxError, match="can't be reached") as caught:
         find_socket({"DOCKER_HOST": host})
     assert caught.value.code == "engine_unavailable"
     assert caught.value.hint

@@ -89,17 +89,16 @@ class AttachStream(ByteStream):
         self._rest = data[at:]
 
 
-async def upgrade(path: str, request: bytes) -> tuple[UnixStream, bytes, bytes]:
+async def upgrade(stream: UnixStream, request: bytes) -> tuple[UnixStream, bytes, bytes]:
     """Send an HTTP/1.1 request that turns its connection into a raw stream.
 
     Args:
-        path: the engine's Unix socket.
+        stream: a new connection to the engine, closed where this fails.
         request: the head of the request, complete.
 
-    Returns the connection, the head of the answer (without its empty line), and what came after that. Raises OSError
-    where the socket can't be reached, anyio.EndOfStream or anyio.BrokenResourceError where the engine went away.
+    Returns the connection, the head of the answer (without its empty line), and what came after that. Raises
+    anyio.EndOfStream or anyio.BrokenResourceError where the engine went away.
     """
-    stream = await UnixStream.connect(path)
     try:
         await stream.send(request)
         received = b""

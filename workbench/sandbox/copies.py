@@ -7,6 +7,7 @@ the upper layer out whenever somebody is to see it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tarfile
@@ -240,6 +241,12 @@ class Copies:
         except (tarfile.TarError, ValueError, KeyError, EOFError) as error:
             raise self._lost(str(error)) from error
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise SandboxError(
+                    "There is no room on the disk for what the sandbox has written.",
+                    code="disk_full",
+                    hint="Free disk space: it is still in the engine's volumes, and read out at the next command.",
+                ) from error
             raise self._lost(f"{error.strerror}, here") from error
 
     async def _send(self, data: bytes) -> None:

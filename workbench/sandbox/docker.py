@@ -123,7 +123,9 @@ class DockerBackend:
         if self._changes_copies:
             try:
                 await copies.read_out()
-            except SandboxError:
+            except SandboxError as error:
+                if error.code == "disk_full":
+                    raise
                 # The container that reads was lost, with the engine perhaps; another one finds the volumes as they are.
                 await copies.stop()
                 await copies.read_out(whole=True)

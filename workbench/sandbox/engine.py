@@ -6,6 +6,7 @@ half of what `docker run` takes as a whole. What isn't in a hurry (building and 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,15 +18,21 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import anyio
+import anyio.to_thread
 
 from workbench.errors import SandboxError
 from workbench.sandbox.attach import AttachStream, upgrade
+from workbench.sandbox.dialing import dial, is_remote
+from workbench.sandbox.unix_stream import UnixStream
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
 _REQUEST_SECONDS = 120
 _READ_SIZE = 256 << 10
 _HINT_START = "Start it (on most systems: sudo systemctl start docker), or run `workbench doctor`."
-_HINT_LOCAL = "Point DOCKER_HOST, or the docker context, at an engine on this machine: unix:///path/to/docker.sock."
+_HINT_LOCAL = (
+    "Point DOCKER_HOST, or the docker context, at an engine: unix:///path/to/docker.sock, ssh://host, tcp://host."
+)
+_CERTIFICATES = "ca.pem"
 
 
 class EngineRefusedError(SandboxError):
@@ -42,7 +49,7 @@ class EngineInfo:
 
     `cgroup_version` is "1", "2" or empty. `kernel` is the engine's, another than ours in a virtual machine.
     `memory_limit` and `pids_limit` say whether it can enforce them. `local` is False where it runs in a virtual machine
-    and so doesn't see our files. `runc` and `containerd` are empty where it doesn't tell.
+    or on another one, and so doesn't see our files. `runc` and `containerd` are empty where it doesn't tell.
     """
 
     identifier: str
@@ -81,25 +88,49 @@ def find_socket(environment: Mapping[str, str] | None = None) -> str:
     Args:
         environment: the process's own where it isn't given.
 
-    Returns the path of a Unix socket, which need not exist. Raises SandboxError (engine_unavailable) where an engine on
-    another machine is named, whose files aren't ours, or the context can't be read.
+    Returns the path of a Unix socket, which need not exist, or a URL as of `dialing.dial`. Raises SandboxError
+    (engine_unavailable) where another kind of place is named, or the context can't be read.
     """
     env = os.environ if environment is None else environment
     host = env.get("DOCKER_HOST", "") or _context_host(env)
     if not host:
         return DEFAULT_SOCKET
-    scheme, _, path = host.partition("://")
-    if scheme != "unix" or not path:
+    scheme, _, rest = host.partition("://")
+    if not rest or scheme not in ("unix", "ssh", "tcp"):
         raise SandboxError(
-            f"The container engine at {host} isn't on this machine, so it can't see our files.",
-            code="engine_unavailable",
-            hint=_HINT_LOCAL,
+            f"The container engine at {host} can't be reached from here.", code="engine_unavailable", hint=_HINT_LOCAL
         )
-    return path
+    return rest if scheme == "unix" else host
+
+
+def find_certificates(environment: Mapping[str, str] | None = None) -> str:
+    """The directory with what TLS to the engine takes, as docker's own command line finds it; empty where there's none."""
+    env = os.environ if environment is None else environment
+    directory = _configuration(env)
+    if not env.get("DOCKER_HOST"):
+        directory = os.path.join(directory, "contexts", "tls", _context_directory(env), "docker")
+    elif env.get("DOCKER_TLS_VERIFY") or env.get("DOCKER_CERT_PATH"):
+        directory = env.get("DOCKER_CERT_PATH") or directory
+    else:
+        return ""
+    return directory if os.path.exists(os.path.join(directory, _CERTIFICATES)) else ""
+
+
+def _configuration(env: Mapping[str, str]) -> str:
+    return env.get("DOCKER_CONFIG") or os.path.join(env.get("HOME") or "/", ".docker")
+
+
+def _context_directory(env: Mapping[str, str]) -> str:
+    name = env.get("DOCKER_CONTEXT", "")
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if not name:
+            with open(os.path.join(_configuration(env), "config.json"), "rb") as file:
+                name = str(json.load(file).get("currentContext", ""))
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _context_host(env: Mapping[str, str]) -> str:
-    directory = env.get("DOCKER_CONFIG") or os.path.join(env.get("HOME") or "/", ".docker")
+    directory = _configuration(env)
     name = env.get("DOCKER_CONTEXT", "")
     where = os.path.join(directory, "config.json")
     try:
@@ -127,12 +158,20 @@ def _context_host(env: Mapping[str, str]) -> str:
 
 
 class Engine:
-    """A container engine that speaks the Docker Engine API over a Unix socket. Its methods block, but `attach`."""
+    """A container engine that speaks the Docker Engine API. Its methods block, but `attach`."""
 
     def __init__(self, path: str | None = None) -> None:
-        """`path`: the engine's socket; found as `find_socket` says where it isn't given."""
+        """`path`: the engine's socket, or URL; found as `find_socket` says where it isn't given."""
         self.path = find_socket() if path is None else path
+        self.certificates = find_certificates() if self.is_remote else ""
+        """Where `ca.pem`, `cert.pem` and `key.pem` are, for one at `tcp://`."""
         self._prefix = ""
+        self._rootless: bool | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it's on another machine, for all that is known: it doesn't see our files."""
+        return is_remote(self.path)
 
     def ping(self) -> str:
         """Make sure that it answers, and agree on the version of its API.
@@ -204,7 +243,7 @@ class Engine:
             podman="podman engine" in components,
             memory_limit=bool(info.get("MemoryLimit")) and info.get("CgroupDriver") != "none",
             pids_limit=bool(info.get("PidsLimit")) and info.get("CgroupDriver") != "none",
-            local=not any(name in system for name in ("Docker Desktop", "OrbStack")),
+            local=not self.is_remote and not any(name in system for name in ("Docker Desktop", "OrbStack")),
             runc=components.get("runc", ""),
             containerd=components.get("containerd", ""),
             runtimes=tuple(sorted(info.get("Runtimes") or ())),
@@ -215,6 +254,11 @@ class Engine:
 
         Raises SandboxError (engine_unavailable).
         """
+        if self.is_remote:
+            if self._rootless is None:
+                said = self.call("GET", "/info").get("SecurityOptions") or ()
+                self._rootless = any("rootless" in str(option) for option in said)
+            return self._rootless
         with self._connect() as connection:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return bool(struct.unpack("3i", credentials)[1])
@@ -284,7 +328,11 @@ class Engine:
             "Host: engine\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
         )
         try:
-            stream, head, rest = await upgrade(self.path, request.encode("ascii"))
+            if self.is_remote:
+                opened = UnixStream(await anyio.to_thread.run_sync(self._connect))
+            else:
+                opened = await UnixStream.connect(self.path)
+            stream, head, rest = await upgrade(opened, request.encode("ascii"))
         except OSError as error:
             raise _unreachable(self.path, error) from error
         except (anyio.EndOfStream, anyio.BrokenResourceError) as error:
@@ -297,14 +345,16 @@ class Engine:
         return AttachStream(stream, rest)
 
     def _connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(_REQUEST_SECONDS)
-            connection.connect(self.path)
+            return dial(self.path, self.certificates, _REQUEST_SECONDS)
         except OSError as error:
-            connection.close()
             raise _unreachable(self.path, error) from error
-        return connection
+        except ValueError as error:
+            raise SandboxError(
+                f"The container engine at {self.path} can't be reached: {error}.",
+                code="engine_unavailable",
+                hint="DOCKER_CERT_PATH names a directory with ca.pem, cert.pem and key.pem, and DOCKER_TLS_VERIFY is 1.",
+            ) from error
 
     def _exchange(
         self, method: str, target: str, body: bytes, seconds: float | None = _REQUEST_SECONDS

@@ -96,6 +96,7 @@ _SANDBOX_CODES = (
     "engine_unavailable",
     "backend_unavailable",
     "image_unavailable",
+    "disk_full",
 )
 _HINTS = {
     "command_not_found": "Check its name, and that the sandbox's image has it.",

@@ -225,8 +225,16 @@ def _labels(name: str) -> dict[str, str]:
 def _client(engine: Engine) -> APIClient:
     # Here since the SDK takes 85 ms to import, and a warm sandbox needs none of it.
     from docker import APIClient
+    from docker.tls import TLSConfig
 
-    return APIClient(base_url=f"unix://{engine.path}", version="auto", timeout=_PULL_SECONDS)
+    if not engine.is_remote:
+        return APIClient(base_url=f"unix://{engine.path}", version="auto", timeout=_PULL_SECONDS)
+    trust: TLSConfig | bool = False
+    if at := engine.certificates:
+        own = (os.path.join(at, "cert.pem"), os.path.join(at, "key.pem"))
+        trust = TLSConfig(client_cert=own if os.path.exists(own[0]) else None, ca_cert=f"{at}/ca.pem", verify=True)
+    over_ssh = engine.path.startswith("ssh://")
+    return APIClient(base_url=engine.path, version="auto", timeout=_PULL_SECONDS, tls=trust, use_ssh_client=over_ssh)
 
 
 def _pull(engine: Engine, image: str) -> str:

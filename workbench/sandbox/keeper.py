@@ -96,7 +96,7 @@ class _Client(asyncio.Protocol):
             for kind, number, payload in self._decoder.feed(data):
                 self._keeper.request(self, kind, number, payload)
         except (SandboxError, struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
-            print(f"a client (process {self.pid}) broke the protocol: {error!r}", file=sys.stderr, flush=True)
+            _note(f"a client (process {self.pid}) broke the protocol: {error!r}")
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -377,7 +377,7 @@ class Keeper:
         """The sandbox is gone: everybody is told, and nothing can be asked any more."""
         if self._error is None:
             self._error = error
-            print(f"{error.code}: {error.message}", file=sys.stderr, flush=True)
+            _note(f"{error.code}: {error.message}")
         payload = json.dumps(frames.failure_content(self._error)).encode()
         for number in list(self._routes):
             self._answer(frames.FAILED, number, payload)
@@ -599,8 +599,12 @@ class Keeper:
                 await self._backend.stop()
                 break
             except WorkbenchError as error:
-                print(f"{error.code}: {error.message}", file=sys.stderr, flush=True)
-                self._tell_stoppers(frames.FAILED, frames.failure_content(SandboxError(error.message, code=error.code)))
+                _note(f"{error.code}: {error.message}")
+                told = SandboxError(error.message, code=error.code, hint=error.hint)
+                self._tell_stoppers(frames.FAILED, frames.failure_content(told))
+                if error.code == "disk_full":
+                    # Nothing here is mounted then: what is in the engine's copies, the next one reads out.
+                    return
             await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
         # Where this can't be written down, who takes the lock next asks the engine once more.
         with contextlib.suppress(StateError, OSError):
@@ -622,6 +626,12 @@ class Keeper:
         stoppers, self._stoppers = self._stoppers, []
         for client, number in stoppers:
             client.send(frames.encode_json(kind, number, content))
+
+
+def _note(line: str) -> None:
+    """Write to the log, where there is room for it."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _is_mapped(kind: bytes, payload: bytes) -> bool:

@@ -213,7 +213,8 @@ async def probe_docker(
     if spec.sharing == "copied":
         reason = "They were asked for."
     elif not info.local:
-        reason = f"{info.operating_system} runs in a virtual machine, without our files."
+        where = "on another machine" if engine.is_remote else "in a virtual machine"
+        reason = f"{info.operating_system} runs {where}, without our files."
     else:
         result = await _probe(spec, state_directory, make, owner)
         reason = "" if result.ok else result.reason
