@@ -24,7 +24,7 @@ def test_they_stop_a_command_that_ignores_them_and_the_sandbox(prompt: Prompt) -
         shown.expect(b"go\r\n")
         shown.type(INTERRUPT)
         shown.type(INTERRUPT)
-        shown.expect(b"stopping the command and the sandbox")
+        shown.expect(b"stopping the command and the sandbox\r\n")
         assert shown.wait() > 128
         assert shown.modes() == shown.modes_before
     assert not os.path.lexists(prompt.overlay() / "keeper")

@@ -112,8 +112,6 @@ class Questions:
         async with self._turn:
             if sys.stdin.isatty():
                 self._show(place)
-                # The terminal is raw: nothing but this takes the next line to the left.
-                print(end="\r", file=sys.stderr, flush=True)
                 self._answered = anyio.Event()
                 await self._answered.wait()
             else:

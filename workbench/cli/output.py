@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from workbench.cli import terminal
 from workbench.errors import CommitError, WorkbenchError
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def path(name: bytes) -> str:
 
 def say(sentence: str) -> None:
     """One line of talk on stderr, unless nobody reads that any more."""
+    end = "\r\n" if terminal.is_raw(2) else "\n"
     with contextlib.suppress(BrokenPipeError):
-        print(f"workbench: {_visible(sentence)}", file=sys.stderr, flush=True)
+        print(f"workbench: {_visible(sentence)}", end=end, file=sys.stderr, flush=True)
 
 
 def error(error: WorkbenchError, *, as_json: bool) -> None:

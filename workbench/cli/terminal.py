@@ -29,6 +29,14 @@ def raw(fd: int) -> Iterator[None]:
             termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
+def is_raw(fd: int) -> bool:
+    """Whether it's a terminal in which a line feed alone doesn't lead back to the left."""
+    try:
+        return not termios.tcgetattr(fd)[1] & termios.OPOST
+    except termios.error:
+        return False
+
+
 def size(fd: int) -> tuple[int, int]:
     """Rows and columns; 24 and 80 where the terminal doesn't say."""
     with contextlib.suppress(OSError):
