@@ -234,6 +234,15 @@ def test_a_damaged_note_of_the_number_of_changes_is_made_anew(tmp_path: Path) ->
     assert warm.counted(str(tmp_path))[:2] == (now, None)
 
 
+def test_what_an_overlay_held_counts_only_for_what_its_keeper_said_then(tmp_path: Path) -> None:
+    warm.note_counted(str(tmp_path), "a" * 40, 3, "b" * 40, "keeper-7")
+    assert warm.unwritten(str(tmp_path), "keeper-7") == ("a" * 40, "b" * 40)
+    for other in ("keeper-8", "another-7", ""):
+        assert warm.unwritten(str(tmp_path), other) == warm.NOTHING
+    warm.note_counted(str(tmp_path), "a" * 40, 3, "b" * 40)
+    assert warm.unwritten(str(tmp_path), "") == warm.NOTHING
+
+
 def test_a_damaged_note_of_what_was_shown_refuses_that_digest_and_blocks_no_other(prompt: Prompt) -> None:
     prompt.sh("echo one >README.md")
     damaged = prompt.digest()

@@ -133,17 +133,34 @@ def counted(overlay_path: str) -> tuple[str, int | None, str]:
     except OSError:
         # Also where it changes under the look.
         return "", None, ""
-    try:
-        known, number, checkpoint = _read(os.path.join(overlay_path, _COUNTED)).split(" ")
-        return (now, int(number), checkpoint) if known == now else (now, None, "")
-    except (OSError, ValueError):
-        return now, None, ""
+    known, number, checkpoint, _ = _noted(overlay_path)
+    return (now, number, checkpoint) if known == now else (now, None, "")
 
 
-def note_counted(overlay_path: str, now: str, changes: int, checkpoint: str) -> None:
-    """Remember how many changes the upper layer of a signature has, and the checkpoint that holds it."""
+def unwritten(overlay_path: str, written: str) -> Before:
+    """What the overlay held when its keeper last said so of what was `written`; `NOTHING` where it says another by now.
+
+    As `counted`, without a look at the layer.
+    """
+    known, _, checkpoint, noted = _noted(overlay_path)
+    return Before(known, checkpoint) if written and noted == written else NOTHING
+
+
+def note_counted(overlay_path: str, now: str, changes: int, checkpoint: str, written: str = "") -> None:
+    """Remember how many changes the upper layer of a signature has, and the checkpoint that holds it.
+
+    `written` is what its keeper said before the layer was looked at.
+    """
     if now:
-        _write(os.path.join(overlay_path, _COUNTED), f"{now} {changes} {checkpoint}")
+        _write(os.path.join(overlay_path, _COUNTED), f"{now} {changes} {checkpoint} {written}")
+
+
+def _noted(overlay_path: str) -> tuple[str, int | None, str, str]:
+    try:
+        known, number, checkpoint, written = _read(os.path.join(overlay_path, _COUNTED)).split(" ")
+        return known, int(number), checkpoint, written
+    except (OSError, ValueError):
+        return "", None, "", ""
 
 
 def _stamp(root: bytes) -> str:

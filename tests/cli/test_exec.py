@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -242,6 +243,55 @@ def test_a_warm_command_imports_no_event_loop(prompt: Prompt) -> None:
     imported = {line.rpartition(b"|")[2].strip() for line in told.splitlines()}
     assert b"workbench.cli.direct" in imported
     assert not imported & {b"asyncio", b"anyio", b"pydantic", b"typer"}
+
+
+_COUNTS_LOOKS = """
+import sys
+from workbench import warm
+from workbench.cli import quick
+looks, look = [], warm.signature
+warm.signature = lambda path: (looks.append(path), look(path))[1]
+code = quick.run(sys.argv[2:])
+with open(sys.argv[1], "w") as file:
+    file.write(str(len(looks)))
+sys.exit(code)
+"""
+
+
+def test_a_warm_command_looks_at_what_is_there_only_where_something_may_have_written(
+    prompt: Prompt, tmp_path: Path
+) -> None:
+    def looks(script: str) -> int:
+        arguments = ["exec", "-w", str(prompt.workspace), "--", "sh", "-c", script]
+        command = [sys.executable, "-c", _COUNTS_LOOKS, str(tmp_path / "looks"), *arguments]
+        subprocess.run(command, env=prompt.environment, stdin=subprocess.DEVNULL, check=True, timeout=240)
+        return int((tmp_path / "looks").read_text())
+
+    prompt.run("true")
+    prompt.run("true")
+    # One look is at what the command left; after one that changed something the changes are counted.
+    assert looks("true") == 1
+    assert looks("echo 1 > looked") == 2
+    assert looks("rm looked") >= 1
+    prompt.run("true")
+    prompt("exec", "-d", "--", "sh", "-c", "sleep 60")
+    assert looks("true") == 2
+    assert looks("true") == 2
+    for job in json.loads(prompt("ps", "--json").stdout)["jobs"]:
+        prompt("kill", job["id"])
+
+
+def test_what_was_written_between_two_commands_is_kept_before_the_second(prompt: Prompt) -> None:
+    prompt.run("true")
+    prompt.run("true")
+    prompt("exec", "-d", "--no-checkpoint", "--", "sh", "-c", "echo late > late")
+    late = prompt.overlay() / "upper" / "late"
+    wait_until(lambda: late.exists() and late.read_bytes() == b"late\n")
+    prompt.run("rm", "late")
+    newest = next(entry for entry in json.loads(prompt("log", "--json").stdout) if entry["kind"] == "command")
+    prompt("rewind", newest["message_id"])
+    assert late.read_bytes() == b"late\n"
+    prompt("discard", "--yes")
 
 
 def test_a_file_can_be_its_input(prompt: Prompt, tmp_path: Path) -> None:

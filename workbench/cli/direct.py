@@ -23,6 +23,7 @@ from workbench.sandbox import frames, runtime
 from workbench.sandbox.exchange import Exchange
 
 _GREETING_SECONDS = 10.0
+_AGAIN_SECONDS = 1.0
 _SEND_SECONDS = 30.0
 _END_SECONDS = 20.0
 _READ_SIZE = 256 << 10
@@ -40,6 +41,8 @@ class Keeper:
         self._decoder = frames.FrameDecoder()
         self.target = ""
         """Where the sandbox has the workspace."""
+        self.written = ""
+        """Equal as long as nothing writes to the upper layer, empty while something may."""
 
     @classmethod
     def connect(cls, overlay_path: str) -> Keeper | None:
@@ -48,11 +51,12 @@ class Keeper:
         if path is None:
             return None
         keeper = cls(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        try:
-            if keeper._greet(path):
+        with contextlib.suppress(OSError, SandboxError):
+            keeper._stream.settimeout(_GREETING_SECONDS)
+            keeper._stream.connect(path)
+            credentials = keeper._stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(credentials)[1] in (os.geteuid(), 0) and keeper._greet():
                 return keeper
-        except (OSError, SandboxError):
-            pass
         keeper._stream.close()
         return None
 
@@ -62,12 +66,7 @@ class Keeper:
     def __exit__(self, *_: object) -> None:
         self._stream.close()
 
-    def _greet(self, path: str) -> bool:
-        self._stream.settimeout(_GREETING_SECONDS)
-        self._stream.connect(path)
-        credentials = self._stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(credentials)[1] not in (os.geteuid(), 0):
-            return False
+    def _greet(self) -> bool:
         self._stream.sendall(frames.encode_json(frames.GREET, 0, {"protocol": frames.KEEPER_PROTOCOL}))
         while data := self._stream.recv(_READ_SIZE):
             for kind, _, payload in self._decoder.feed(data):
@@ -75,8 +74,16 @@ class Keeper:
                 if kind != frames.HELLO or hello.get("protocol") != frames.KEEPER_PROTOCOL:
                     return False
                 self.target = frames.path(frames.objects(hello["supervisor"], "mounts")[0], "target")
+                self.written = str(hello.get("written", ""))
                 return True
         return False
+
+    def look_again(self) -> None:
+        """Have `written` as it is now; empty where the keeper doesn't say."""
+        self.written = ""
+        with contextlib.suppress(OSError, SandboxError):
+            self._stream.settimeout(_AGAIN_SECONDS)
+            self._greet()
 
     def run(self, command: Command) -> CommandResult:
         """Run a command to its end with this process's streams and signals. Raises as `Job.wait`."""

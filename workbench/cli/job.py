@@ -49,7 +49,10 @@ async def kept_before(take: Callable[[], Awaitable[str]], overlay_path: str) -> 
 
 
 async def count(
-    look: Callable[[str], Awaitable[ChangeSet]], overlay_path: str, before: warm.Before = warm.NOTHING
+    look: Callable[[str], Awaitable[ChangeSet]],
+    overlay_path: str,
+    before: warm.Before = warm.NOTHING,
+    written: str = "",
 ) -> int | None:
     """How many changes the overlay holds, which `look` finds, remembered for as long as nothing in it changes.
 
@@ -57,14 +60,14 @@ async def count(
     which is said: the command has run, whatever it left.
     """
     now, known, _ = warm.counted(overlay_path)
-    if known is not None:
+    if known is not None and before.signature in ("", now):
         return known
     try:
         changes = await look(before.checkpoint if now != before.signature else "")
     except WorkbenchError as error:
         output.error(error, as_json=False)
         return None
-    warm.note_counted(overlay_path, now, len(changes.shown), changes.checkpoint)
+    warm.note_counted(overlay_path, now, len(changes.shown), changes.checkpoint, written)
     return len(changes.shown)
 
 

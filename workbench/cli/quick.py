@@ -92,21 +92,27 @@ def _run(wanted: _Wanted, command: Command, overlay: str, root: bytes) -> int | 
     if keeper is None:
         return None
     with keeper:
-        before = _kept_before(wanted, overlay, root)
+        before = _kept_before(wanted, overlay, root, keeper.written)
         result = keeper.run(asked.located(command, keeper.target, root, os.getcwdb()))
-    _, changes, _ = warm.counted(overlay)
-    if changes is None:
+        keeper.look_again()
+    now, changes, checkpoint = warm.counted(overlay)
+    # Also where it's now as it was once, and before the command it wasn't.
+    if changes is None or before.signature not in ("", now):
         import anyio
 
-        return anyio.run(_end, wanted, result, overlay, root, before)
+        return anyio.run(_end, wanted, result, overlay, root, before, keeper.written)
+    warm.note_counted(overlay, now, changes, checkpoint, keeper.written)
     asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
     return asked.exit_code(result)
 
 
-def _kept_before(wanted: _Wanted, overlay: str, root: bytes) -> warm.Before:
-    """What the overlay holds, kept: without an event loop where the last checkpoint has it."""
+def _kept_before(wanted: _Wanted, overlay: str, root: bytes, written: str) -> warm.Before:
+    """What the overlay holds, kept: without an event loop where the last checkpoint has it, and without a look at the layer
+    where nothing has written to it since."""
     if not wanted.checkpoint:
         return warm.NOTHING
+    if (known := warm.unwritten(overlay, written)).checkpoint:
+        return known
     now, _, checkpoint = warm.counted(overlay)
     if checkpoint:
         return warm.Before(now, checkpoint)
@@ -141,7 +147,9 @@ async def _run_with_tty(wanted: _Wanted, command: Command, overlay: str, root: b
     return await _end(wanted, result, overlay, root, before)
 
 
-async def _end(wanted: _Wanted, result: CommandResult, overlay: str, root: bytes, before: warm.Before) -> int:
+async def _end(
+    wanted: _Wanted, result: CommandResult, overlay: str, root: bytes, before: warm.Before, written: str = ""
+) -> int:
     from workbench.cli import asked, job, output
 
     async def look(kept: str) -> ChangeSet:
@@ -150,7 +158,7 @@ async def _end(wanted: _Wanted, result: CommandResult, overlay: str, root: bytes
         async with Workspace.open(root, session=wanted.session, report=output.say) as workspace:
             return await workspace.changes_after(kept, job.named(wanted.argv))
 
-    changes = await job.count(look, overlay, before)
+    changes = await job.count(look, overlay, before, written)
     asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
     return asked.exit_code(result)
 

@@ -32,7 +32,8 @@ BEGUN          sandbox    `!I`: the command runs, under this process id; only wh
 OPENED         sandbox    `!I`: somebody has connected to the LISTEN of this id, and can be had by TUNNEL
 RESULT         sandbox    JSON
 FAILED         sandbox    JSON: `code message errno`; with id 0 the whole connection failed
-GREET          client     JSON: `protocol`; the first frame to a keeper, answered by HELLO
+GREET          client     JSON: `protocol`; the first frame to a keeper, answered by HELLO, with the supervisor's own and
+                          `written`, equal as long as nothing writes to the layer, empty while something may
 INFO           client     empty; answered by RESULT
 STOP           client     JSON: `force reason`; answered by RESULT once the sandbox is gone
 JOBS           client     empty; answered by RESULT with `jobs`, those that run and those that ended lately

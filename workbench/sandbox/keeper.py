@@ -63,6 +63,9 @@ def spec_from_json(text: str) -> SandboxSpec:
     return SandboxSpec(**content)
 
 
+_WRITING = (frames.RUN, frames.WRITE, frames.EDIT)
+"""What may change the upper layer for as long as it's under way."""
+
 _PASSED_ON = (frames.FREEZE, frames.WRITE, frames.READ, frames.STAT, frames.COUNTERS, frames.EDIT, frames.CONNECT)
 
 
@@ -140,6 +143,8 @@ class Keeper:
             finish=self._finish,
         )
         self._last = 0
+        self._name = os.urandom(8).hex()
+        self._writers = 0
         self._outgoing = bytearray()
         self._wake = asyncio.Event()
         self._busy = asyncio.Event()
@@ -416,7 +421,7 @@ class Keeper:
         """Do, or pass on, what a client asks. Raises SandboxError, ValueError, … where that is malformed."""
         if kind == frames.GREET:
             client.greeted = frames.parse(payload).get("protocol") == PROTOCOL
-            hello = {"protocol": PROTOCOL, "supervisor": self._hello}
+            hello = {"protocol": PROTOCOL, "supervisor": self._hello, "written": self._written()}
             client.send(frames.encode_json(frames.HELLO, 0, hello))
         elif kind == frames.STOP:
             self._asked_to_stop(client, number, frames.parse(payload))
@@ -509,11 +514,17 @@ class Keeper:
         if number in self._routes:
             self._tell_sandbox(kind, number, payload)
 
+    def _written(self) -> str:
+        """What stays the same for as long as nothing writes to the upper layer; empty while something may."""
+        busy = any(route.kind in _WRITING for route in self._routes.values())
+        return "" if busy else f"{self._name}-{self._writers}"
+
     def _ask(self, kind: bytes, payload: bytes, client: Client | None = None, number: int = 0) -> int:
         """Start an exchange with the supervisor, for a client or for ourselves; returns its id there."""
         while self._last == 0 or self._last in self._routes:
             self._last = (self._last + 1) & 0xFFFFFFFF
         asked, self._last = self._last, (self._last + 1) & 0xFFFFFFFF
+        self._writers += kind in _WRITING
         self._routes[asked] = Route(kind, client, number)
         if client is not None:
             client.routes[number] = asked
