@@ -272,6 +272,20 @@ async def test_an_image_of_the_reply_is_an_event_and_part_of_the_message() -> No
     assert the(events, "image").image == image
 
 
+async def test_an_image_of_a_result_is_shown_to_the_model() -> None:
+    """What a tool returns beside text is part of its message."""
+    image = ImageAttachment(media_type="image/png", data=b"\x89PNG")
+
+    @tool()
+    def look() -> ToolExecutionResult:
+        """Look."""
+        return ToolExecutionResult(content="an image", images=(image,))
+
+    async with talk(calling("look"), Turn(text="ok"), tools=[look]) as it:
+        await it.say()
+        assert it.model.requests[1].messages[-1].images == (image,)
+
+
 async def test_usage_comes_once_a_call_a_failed_one_included_before_its_error() -> None:
     """ "EventUsage: one per model call the provider reported usage for, a failed call included (before its EventError):
     tokens, CostUSD, Provider, Latency, Duration, TokensPerSecond"."""

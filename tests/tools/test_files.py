@@ -41,8 +41,10 @@ async def test_a_result_is_bounded_however_long_the_file_or_its_lines_are(root: 
 async def test_an_image_is_told_from_other_binary_files(root: Path, call: Called) -> None:
     (root / "i.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (root / "b").write_bytes(b"\0\1\2")
+    (root / "large.jpg").write_bytes(b"\xff\xd8\xff".ljust(4 << 20))
+    assert "too large" in await call.refused("read_file", path="large.jpg")
     image = await call.result("read_file", path="i.png")
-    assert image.data["media_type"] == "image/png"
+    assert image.images[0].media_type == "image/png"
     assert "image/png" in image.content
     assert "binary" in await call.refused("read_file", path="b")
 

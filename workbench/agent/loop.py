@@ -142,7 +142,9 @@ class Loop:
                     self._notice("stuck", "The model repeats itself, and was told so.", again=True)
                     result = result.model_copy(update={"model_content": f"{result.model_content}\n\n{NUDGE}"})
             self._emit(ToolResultEvent(tool_result=result))
-            self._announce(tool_message(calls[index], result.model_content, is_error=not result.ok))
+            self._announce(
+                tool_message(calls[index], result.model_content, is_error=not result.ok, images=executed.images)
+            )
 
         await self._room()
         await self._calls.run(calls, cut=cut, on_result=on_result)

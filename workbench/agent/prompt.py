@@ -46,10 +46,18 @@ def assistant_message(response: CompletionResponse) -> ChatMessage:
     )
 
 
-def tool_message(call: ToolCall, content: str, *, is_error: bool = False) -> ChatMessage:
+def tool_message(
+    call: ToolCall, content: str, *, is_error: bool = False, images: Sequence[ImageAttachment] = ()
+) -> ChatMessage:
     """The message that answers a call."""
     return ChatMessage(
-        id=new_id("msg"), role="tool", content=content, tool_call_id=call.id, is_error=is_error, created_at=now()
+        id=new_id("msg"),
+        role="tool",
+        content=content,
+        images=tuple(images),
+        tool_call_id=call.id,
+        is_error=is_error,
+        created_at=now(),
     )
 
 

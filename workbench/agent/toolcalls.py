@@ -30,7 +30,7 @@ from workbench.agent.threads import WorkerThreads
 from workbench.agent.validation import format_validation_issues, validate_arguments
 from workbench.errors import OperationCancelledError, ToolError, WorkbenchError
 from workbench.protocol.events import ApprovalRequested, ApprovalResolved, ToolProgress
-from workbench.protocol.messages import ErrorInfo, ToolCall, ToolExecutionResult, ToolResult, now
+from workbench.protocol.messages import ErrorInfo, ImageAttachment, ToolCall, ToolExecutionResult, ToolResult, now
 from workbench.protocol.sessions import ApprovalRequest
 from workbench.protocol.signal import CancelSignal
 from workbench.tools.base import Tool, ToolSession
@@ -43,10 +43,11 @@ _CUT = (
 
 @dataclass(frozen=True)
 class Executed:
-    """A call's result, and whether it ends the run."""
+    """A call's result, the images that the model sees with it, and whether it ends the run."""
 
     result: ToolResult
     terminate: bool = False
+    images: tuple[ImageAttachment, ...] = ()
 
 
 class ToolCalls:
@@ -253,7 +254,7 @@ class ToolCalls:
             model_content=self._capped(outcome.content),
             data=outcome.data,
         )
-        return Executed(result, terminate=outcome.terminate)
+        return Executed(result, terminate=outcome.terminate, images=outcome.images)
 
     def _failed(self, call: ToolCall, error: ErrorInfo, *, data: Any = None, terminate: bool = False) -> Executed:
         text = f"{error.message}\n{error.hint}" if error.hint else error.message

@@ -121,7 +121,7 @@ class ToolSchema(Frozen):
 
 
 class ToolExecutionResult(Frozen):
-    """What a tool returns: `content` for the model, `data` for clients only.
+    """What a tool returns: `content` and `images` for the model, `data` for clients only.
 
     `is_error` is an expected failure; `terminate` ends the run after the results of this reply.
     """
@@ -130,6 +130,7 @@ class ToolExecutionResult(Frozen):
     data: Any = None
     is_error: bool = False
     terminate: bool = False
+    images: tuple[ImageAttachment, ...] = ()
 
 
 class ErrorInfo(Frozen):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import os
 
 from pydantic import Field
 
 from workbench.errors import ToolError
-from workbench.protocol.messages import ToolExecutionResult
+from workbench.protocol.messages import ImageAttachment, ToolExecutionResult
 from workbench.tools import replacing, text
 from workbench.tools.base import Tool
 from workbench.tools.places import place
@@ -23,6 +22,9 @@ _LINES = 2_000
 _LINE_CHARACTERS = 2_000
 _MOST_BYTES = 16 << 20
 """Of a file that is read at all: what is larger is looked at with `grep` or a command."""
+
+_IMAGE_BYTES = 3 << 20
+"""Of an image that a model is shown: in base64, and with the rest of the request, providers take no more."""
 
 _IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -78,8 +80,10 @@ class FileTools:
         content = await self._content(path)
         self._seen.note(path, content)
         if (media_type := _image_type(content)) is not None:
-            data = {"media_type": media_type, "data": base64.b64encode(content).decode()}
-            return ToolExecutionResult(content=f"An image ({media_type}, {len(content)} bytes).", data=data)
+            if len(content) > _IMAGE_BYTES:
+                return failed(f"{paths.display(path)} is an image of {len(content)} bytes, too large to be shown.")
+            image = ImageAttachment(media_type=media_type, data=content)
+            return ToolExecutionResult(content=f"An image ({media_type}, {len(content)} bytes).", images=(image,))
         read = text.decoded(content)
         if read is None:
             return failed(f"{paths.display(path)} is a binary file of {len(content)} bytes.")
