@@ -67,12 +67,20 @@ def test_providers_are_listed_with_what_they_lack(run: Run) -> None:
     assert not providers["anthropic"].configured
 
 
+def test_where_nothing_can_be_asked_the_next_step_is_said(run: Run) -> None:
+    assert "Set a variable of the column KEY" in run().stderr
+    assert "ANTHROPIC_API_KEY" in run("--help").stdout
+
+
 def test_the_models_of_one_provider_are_named(run: Run) -> None:
     with StubModelServer(key=KEY, models=("one", "gpt\x1b[31m")) as stub:
         listed = run("list", "lab", config=lab(stub)).stdout
     assert "lab/one" in listed
     assert "\x1b" not in listed
-    assert "no key" in run("list", "anthropic", code=1).stderr
+    for provider, code, step in (("anthropic", "auth", "key_command"), ("ollama", "network", "base URL")):
+        error = run("list", provider, code=1).stderr
+        assert f"[{code}]" in error
+        assert step in error
     assert "model_not_found" in run("list", "nobody", code=1).stderr
 
 
@@ -98,6 +106,7 @@ def test_a_model_that_does_not_work_says_why_and_what_next(run: Run) -> None:
     assert "status 401" in done.stdout
     assert "Check the provider's key" in done.stderr
     assert "wrong-key-1" not in done.stdout + done.stderr
+    assert "provided: [key]" in done.stdout
     done = run("test", "anthropic/claude-sonnet-4.6", code=1)
     assert "$ANTHROPIC_API_KEY" in done.stderr
     error = json.loads(run("test", "gpt-5", "--json", code=1).stdout)["error"]

@@ -29,6 +29,18 @@ OVERFLOWS = (
     "invalid params, context window exceeds limit (2013)",
     "Invalid request: Your request exceeded model token limit: 262144",
 )
+HISTORIES = (
+    "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_1.",
+    "messages.0.content.0: unexpected `tool_use_id` found in `tool_result` blocks: toolu_1.",
+    "messages.1.content.0: Invalid `signature` in `thinking` block",
+    "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'.",
+    "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'.",
+    "No tool output found for function call call_1.",
+    "Item 'rs_1' of type 'reasoning' was provided without its required following item.",
+    "Not the same number of function calls and responses",
+    "Please ensure that the number of function response parts is equal to the number of function call parts.",
+    "Function call is missing a `thought_signature` in functionCall parts.",
+)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +95,14 @@ async def test_a_quota_that_is_used_up_is_not_waited_for() -> None:
     error = await fail(StubReply(status=429, body=body, headers={"Retry-After": "1"}))
     assert (error.code, error.retryable) == ("no_credit", False)
     assert error.hint
+
+
+@pytest.mark.parametrize("text", HISTORIES)
+async def test_a_refusal_of_the_conversation_itself_says_how_to_get_out_of_it(text: str) -> None:
+    error = await fail(StubReply(status=400, text=text))
+    assert (error.code, error.retryable) == ("invalid_request", False)
+    assert "rewind" in str(error.hint)
+    assert "rewind" not in str((await fail(StubReply(status=400, text="Unknown parameter: 'tools[0].x'."))).hint)
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 408, 413, 422, 429, 500, 503, 529])

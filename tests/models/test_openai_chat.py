@@ -24,8 +24,9 @@ from tests.models.asking import (
     sent,
 )
 from workbench.errors import ModelRequestError
+from workbench.models.catalog import ModelFacts
 from workbench.models.profiles import PROFILES
-from workbench.protocol.messages import ImageAttachment, Thinking, ToolCall, Usage
+from workbench.protocol.messages import CompletionRequest, ImageAttachment, Thinking, ToolCall, Usage
 from workbench.testing import StubCall, StubModelServer, StubReply, StubUsage
 
 pytestmark = pytest.mark.anyio
@@ -424,20 +425,58 @@ async def test_deepseek_gets_its_reasoning_back_on_every_turn_with_tools() -> No
 
 
 async def test_thinking_is_asked_for_in_the_servers_own_way() -> None:
-    asked = request(thinking=Thinking.by_effort("low"))
-    assert (await sent(asked))["reasoning_effort"] == "low"
+    asked = request(thinking=Thinking.by_effort("high"))
+    for profile in PROFILES.values():
+        if profile.thinking in ("effort", "deepseek", "template"):
+            assert (await sent(asked, profile=profile))["reasoning_effort"] == "high"
     assert (await sent(asked, profile=PROFILES["deepseek"]))["thinking"] == {"type": "enabled"}
+    known = (await sent(asked, profile=PROFILES["llamacpp"]))["chat_template_kwargs"]
+    assert known == {"enable_thinking": True, "reasoning_effort": "high"}
 
 
 @pytest.mark.parametrize(
-    ("profile", "thinking"), [("lmstudio", Thinking.by_effort("low")), ("openai", Thinking.by_budget(2000))]
+    ("profile", "thinking", "step"),
+    [
+        ("lmstudio", Thinking.by_effort("low"), 'api = "responses"'),
+        ("openai", Thinking.by_budget(2000), "low or medium or high"),
+        ("mistral", Thinking.by_effort("low"), "Use an effort: high."),
+    ],
 )
-async def test_thinking_that_cannot_be_asked_for_is_refused(profile: str, thinking: Thinking) -> None:
+async def test_thinking_that_cannot_be_asked_for_is_refused(profile: str, thinking: Thinking, step: str) -> None:
     with StubModelServer() as stub, pytest.raises(ModelRequestError) as caught:
         await model_at(stub, profile=PROFILES[profile]).generate(request(thinking=thinking))
     assert caught.value.code == "invalid_request"
-    assert caught.value.hint
+    assert step in str(caught.value.hint)
     assert not stub.requests
+
+
+LONG = request(message("system", "Be brief."), message("user", "word " * 5_000))
+
+
+@pytest.mark.parametrize("profile", ["ollama", "lmstudio", "zai"])
+async def test_a_prompt_that_was_cut_without_a_word_is_an_overflow(profile: str) -> None:
+    reply = StubReply(text="Which words?", usage=StubUsage(input=4_096, output=3))
+    error = await fail(reply, asked=LONG, profile=PROFILES[profile])
+    assert (error.code, error.retryable) == ("context_overflow", False)
+    assert "4,096 tokens of a conversation of 5,002 words" in error.message
+    assert error.usage is not None
+    assert error.usage.input_tokens == 4_096
+
+
+async def test_a_prompt_beyond_the_window_that_is_known_is_an_overflow_where_it_would_be_cut() -> None:
+    reply, facts = StubReply(text="Hi.", usage=StubUsage(input=9_000)), ModelFacts(context_window=8_192)
+    assert (await fail(reply, profile=PROFILES["zai"], facts=facts)).code == "context_overflow"
+    # Elsewhere the provider says so itself, and a window that grew is no error.
+    assert (await ask(reply, facts=facts)).content == "Hi."
+
+
+@pytest.mark.parametrize(
+    ("asked", "usage"),
+    [(LONG, StubUsage(input=6_000)), (LONG, None), (request(message("user", "word " * 900)), StubUsage(input=700))],
+    ids=["all of it was read", "nothing is said", "too short to be cut"],
+)
+async def test_a_prompt_that_may_be_whole_is_no_overflow(asked: CompletionRequest, usage: StubUsage | None) -> None:
+    assert (await ask(StubReply(text="Hi.", usage=usage), asked=asked, profile=PROFILES["ollama"])).content == "Hi."
 
 
 async def test_a_name_that_is_no_text_can_be_sent() -> None:

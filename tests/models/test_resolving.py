@@ -84,6 +84,11 @@ def test_a_server_on_this_machine_needs_no_key(name: str) -> None:
         ("GOOGLE_GEMINI_BASE_URL", "http://h:1/v1beta/", "gemini", "http://h:1"),
         ("OLLAMA_HOST", "0.0.0.0:99", "ollama", "http://127.0.0.1:99/v1"),
         ("OLLAMA_HOST", "http://h:1/", "ollama", "http://h:1/v1"),
+        ("OLLAMA_HOST", "0.0.0.0", "ollama", "http://127.0.0.1:11434/v1"),
+        ("OLLAMA_HOST", ":99", "ollama", "http://127.0.0.1:99/v1"),
+        ("OLLAMA_HOST", "[::]:99", "ollama", "http://[::1]:99/v1"),
+        ("OLLAMA_HOST", "https://h/v1", "ollama", "https://h/v1"),
+        ("AZURE_OPENAI_ENDPOINT", "h.invalid", "azure", "https://h.invalid/openai/v1"),
         ("AZURE_OPENAI_ENDPOINT", "http://h:1/", "azure", "http://h:1/openai/v1"),
         ("AZURE_OPENAI_ENDPOINT", "http://h:1/openai/v1", "azure", "http://h:1/openai/v1"),
     ],
@@ -230,6 +235,22 @@ async def test_every_provider_is_looked_at_and_only_those_that_can_be_asked_are_
     text = "".join(report.model_dump_json() for report in reports.values())
     assert KEY not in text
     assert "wrong-key" not in text
+
+
+@pytest.mark.anyio
+async def test_a_base_url_is_shown_without_what_may_be_secret() -> None:
+    said = {
+        "one": ProviderSettings(api="chat", base_url=f"http://me:{KEY}@127.0.0.1:1/v1"),
+        "two": ProviderSettings(api="chat", base_url=f"http://127.0.0.1:1/v1?key={KEY}#{KEY}"),
+        "three": ProviderSettings(base_url=f"http://{KEY}@h"),
+        "four": ProviderSettings(api="chat", base_url=f"http://{KEY}@[h"),
+    }
+    settings = Settings(providers=said)
+    for name in said:
+        (report,) = await look(settings, name)
+        assert report.error is not None
+        assert report.error.code == "invalid_options"
+        assert KEY not in report.model_dump_json()
 
 
 @pytest.mark.anyio

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from workbench.cli import output
 from workbench.cli.failure import EXIT_ERROR
 from workbench.cli.options import JsonOption, failing
+from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.protocol.messages import Usage
     from workbench.protocol.model_reports import ProviderReport, TrialReport
 
-models = typer.Typer(help="List the language models that can be asked, and try one out.", no_args_is_help=False)
+models = typer.Typer(no_args_is_help=False)
 
 KeyCommandOption = Annotated[
     str, typer.Option("--key-command", metavar="CMD", help="Take the key from the first line that this command prints.")
@@ -26,10 +28,11 @@ KeyCommandOption = Annotated[
 
 @models.callback(invoke_without_command=True)
 def default(context: typer.Context, json: JsonOption = False) -> None:
-    """List the providers of language models: which have a key, which answer.
+    """List the language models that can be asked, and try one out.
 
-    Keys come from the usual variables, such as ANTHROPIC_API_KEY, or from a key_command in config.toml. A model is named
-    provider/model. `workbench models list PROVIDER` names a provider's models, `workbench models test NAME` tries one out.
+    By itself it lists the providers: which have a key, which answer. Keys come from the usual variables, such as
+    ANTHROPIC_API_KEY, or from a key_command in config.toml. A model is named provider/model. `workbench models list
+    PROVIDER` names a provider's models, `workbench models test NAME` tries one out.
     """
     if context.invoked_subcommand is None:
         show(provider=None, json=json)
@@ -56,8 +59,11 @@ def show(
         output.write_json(ModelsReport(catalog_date=catalog().date, providers=found))
     elif provider is None:
         _show_providers(found)
-    else:
+    elif found[0].reachable:
         _show_models(found[0])
+    else:
+        output.error(_failure(found[0]), as_json=False)
+        raise typer.Exit(EXIT_ERROR)
 
 
 @models.command("test")
@@ -84,8 +90,18 @@ def _show_providers(found: tuple[ProviderReport, ...]) -> None:
     table = Table("PROVIDER", "STATE", "KEY", "BASE URL", box=None, pad_edge=False)
     for report in found:
         cells = (report.name, _state(report), report.key or _variables(report), report.base_url)
-        table.add_row(*map(output.text, cells))
+        table.add_row(*(escape(output.text(cell)) for cell in cells))
     Console().print(table)
+    if not any(report.reachable for report in found):
+        output.say("No provider answers. Set a variable of the column KEY, or start a server on this machine.")
+
+
+def _failure(report: ProviderReport) -> WorkbenchError:
+    """Why a provider lists nothing."""
+    if report.error is not None:
+        return WorkbenchError(report.error.message, code=report.error.code, hint=report.error.hint)
+    hint = "Set it, or name a key_variable or a key_command in config.toml."
+    return WorkbenchError(report.missing or f"{report.name} lists no models.", code="auth", hint=hint)
 
 
 def _state(report: ProviderReport) -> str:
@@ -109,16 +125,13 @@ def _variables(report: ProviderReport) -> str:
 def _show_models(report: ProviderReport) -> None:
     from workbench.models.catalog import facts_of
 
-    if not report.reachable:
-        output.say(f"{report.name}: {_state(report)}")
-        raise typer.Exit(EXIT_ERROR)
     table = Table("MODEL", "CONTEXT", "$ IN", "$ OUT", box=None, pad_edge=False)
     for name in report.models:
         facts = facts_of(f"{report.name}/{name}")
         prices = facts.prices
         window = "" if facts.context_window is None else f"{facts.context_window:,}"
         costs = ("", "") if prices is None else (f"{prices.input:g}", f"{prices.output:g}")
-        table.add_row(output.text(f"{report.name}/{name}"), window, *costs)
+        table.add_row(escape(output.text(f"{report.name}/{name}")), window, *costs)
     Console().print(table)
 
 
@@ -133,7 +146,7 @@ def _show_trial(trial: TrialReport) -> None:
         ]
     table = Table.grid(padding=(0, 2))
     for what, worked, detail in rows:
-        table.add_row("yes" if worked else "no", what, output.text(detail))
+        table.add_row("yes" if worked else "no", what, escape(output.text(detail)))
     Console().print(table)
     if trial.error is not None and trial.error.hint:
         output.say(trial.error.hint)

@@ -10,7 +10,7 @@ import anyio
 from workbench.errors import ModelRequestError, WorkbenchError
 from workbench.models.adapter import WireModel
 from workbench.models.resolving import Configured, Settings, configured, names
-from workbench.models.wire import Timeouts
+from workbench.models.wire import Timeouts, shown_url
 from workbench.protocol.messages import ChatMessage, CompletionRequest, ErrorInfo, TokenDelta, ToolSchema, now
 from workbench.protocol.model_reports import ProviderReport, TrialReport
 
@@ -50,13 +50,18 @@ async def _look_at(name: str, settings: Settings) -> ProviderReport:
     except WorkbenchError as error:
         said = settings.providers[name]
         return ProviderReport(
-            name=name, api=said.api or "", base_url=said.base_url, key=None, configured=False, error=info_of(error)
+            name=name,
+            api=said.api or "",
+            base_url=shown_url(said.base_url),
+            key=None,
+            configured=False,
+            error=info_of(error),
         )
     key = found.endpoint.key
     report = ProviderReport(
         name=name,
         api=found.provider.api,
-        base_url=found.endpoint.base_url,
+        base_url=shown_url(found.endpoint.base_url),
         key=None if key is None else key.source,
         configured=not found.missing,
         missing=found.missing or None,

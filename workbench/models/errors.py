@@ -25,6 +25,23 @@ _OVERFLOW_TEXTS = (
     "exceeded model token limit",
     "context_length_exceeded",
 )
+# How they say that the conversation itself is wrong: calls and results that don't pair up, reasoning that was changed.
+_HISTORY_TEXTS = (
+    "tool_use_id",
+    "`tool_use` ids",
+    "`tool_use` block",
+    "tool_call_id",
+    "preceeding message with 'tool_calls'",
+    "preceding message with 'tool_calls'",
+    "number of function calls and responses",
+    "number of function response parts",
+    "function call turn comes immediately after",
+    "no tool output found for function call",
+    "no tool call found for function call output",
+    "without its required following item",
+    "`signature` in `thinking`",
+    "missing a `thought_signature`",
+)
 # Answers that look like a rate limit and never go away by waiting.
 _QUOTA_TEXTS = ("insufficient_quota", "exceeded your current quota", "credit balance is too low")
 _OVERFLOW_STATUSES = frozenset({400, 422, 500})
@@ -46,7 +63,8 @@ def is_model_request_error(error: object) -> TypeGuard[ModelRequestError]:
 def model_http_error(provider: str, status: int, headers: Mapping[str, str], body: bytes) -> ModelRequestError:
     """The error for an answer of a provider that isn't a reply, whatever its status."""
     message = _message(body)
-    code, retryable = _classify(status, body.decode(errors="replace").lower())
+    text = body.decode(errors="replace").lower()
+    code, retryable = _classify(status, text)
     return ModelRequestError(
         f"{provider} answered with status {status}{': ' if message else '.'}{message}",
         code=code,
@@ -54,7 +72,7 @@ def model_http_error(provider: str, status: int, headers: Mapping[str, str], bod
         status=status,
         retryable=retryable,
         retry_after_ms=_retry_after_ms(headers),
-        hint=_UNKNOWN_MODEL_HINT if status == 404 else _HINTS.get(code),
+        hint=_hint(status, code, text),
     )
 
 
@@ -72,6 +90,10 @@ def model_network_error(provider: str, cause: BaseException) -> ModelRequestErro
 
 
 _UNKNOWN_MODEL_HINT = "Check the model's name, and the base URL; `workbench models` lists what there is."
+_MOVED_HINT = "Correct the base URL: it points elsewhere, and neither the request nor a key goes along."
+_HISTORY_HINT = (
+    "It refuses the conversation as it stands: `workbench rewind` to an earlier message, or use another model."
+)
 _HINTS = {
     "auth": "Check the provider's key.",
     "no_credit": "Add credit at the provider, or use another model.",
@@ -80,6 +102,17 @@ _HINTS = {
     "overloaded": "Try again later, or use another model.",
     "invalid_request": "Change what the message names, or use another model.",
 }
+
+
+def _hint(status: int, code: str, text: str) -> str | None:
+    """The next step. A history that is refused would be refused for ever, so no text of it can be changed to mend it."""
+    if 300 <= status < 400:
+        return _MOVED_HINT
+    if status == 404:
+        return _UNKNOWN_MODEL_HINT
+    if code == "invalid_request" and any(words in text for words in _HISTORY_TEXTS):
+        return _HISTORY_HINT
+    return _HINTS.get(code)
 
 
 def is_overflow(text: str) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from workbench.errors import ModelRequestError
 from workbench.models.adapter import WireModel
 from workbench.models.catalog import UNKNOWN, ModelFacts
 from workbench.models.profiles import PROFILES, Profile
@@ -22,8 +23,17 @@ from workbench.models.transcript import (
     text_of,
 )
 from workbench.models.wire import Endpoint, stream_error
-from workbench.protocol.messages import CacheBreakpoint, ChatMessage, CompletionRequest, ToolSchema, Usage
+from workbench.protocol.messages import (
+    CacheBreakpoint,
+    ChatMessage,
+    CompletionRequest,
+    CompletionResponse,
+    ToolSchema,
+    Usage,
+)
 
+# Windows are larger than this many tokens. Below it, a count that is too small says nothing.
+_SMALLEST_WINDOW = 1_024
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_text")
 
 
@@ -42,6 +52,33 @@ class OpenAIChat(WireModel):
         """`profile` is the server's dialect; the rest is as for every wire. Raises OptionsError."""
         super().__init__(model, endpoint, facts=facts, stream=stream)
         self.profile = profile
+
+    async def generate(self, request: CompletionRequest, on_delta: OnDelta | None = None) -> CompletionResponse:
+        """As every wire's; ModelRequestError (context_overflow) also where the server answered to a part of the request."""
+        response = await super().generate(request, on_delta)
+        if self.profile.cuts:
+            self._check_window(request, response.usage)
+        return response
+
+    def _check_window(self, request: CompletionRequest, usage: Usage) -> None:
+        """Compare what the server counted with its window, and with the words that were sent. Raises ModelRequestError."""
+        counted, window = usage.input_tokens, self.facts.context_window
+        # A word is a token at least, so fewer tokens than words are those of another, shorter conversation.
+        words = sum(len(message.content.split()) for message in request.messages)
+        if window is not None and counted > window:
+            what = f"its window of {window:,} tokens can't hold the {counted:,} that were sent"
+        elif 0 < counted < words and words > _SMALLEST_WINDOW:
+            what = f"it read {counted:,} tokens of a conversation of {words:,} words"
+        else:
+            return
+        error = ModelRequestError(
+            f"{self.provider} left out a part of the conversation: {what}.",
+            code="context_overflow",
+            provider=self.provider,
+            hint="Give the server a larger window for this model, or start a new session.",
+        )
+        error.usage = usage
+        raise error
 
     def _path(self) -> str:
         return "/chat/completions"
@@ -67,18 +104,24 @@ class OpenAIChat(WireModel):
 
     def _thinking(self, request: CompletionRequest) -> dict[str, Any]:
         """The fields that ask for reasoning. Raises ModelRequestError where there are none."""
-        thinking = request.thinking
-        if thinking is None or self.profile.thinking is None:
+        thinking, profile = request.thinking, self.profile
+        if thinking is None or profile.thinking is None:
             raise self.refusal(
-                f"{self.profile.name} servers can't be asked to think.", hint="Leave thinking out for this model."
+                f"{profile.name} servers can't be asked to think in this API.",
+                hint=f'Leave thinking out; or, where it has them, use its Responses: api = "responses" in '
+                f"[providers.{self.provider}].",
             )
-        if thinking.effort is None:
+        if thinking.effort not in profile.efforts:
+            asked = "no budget of thinking" if thinking.effort is None else f"no {thinking.effort} effort"
             raise self.refusal(
-                f"{self.provider} takes no budget of thinking.", hint="Use an effort: low, medium or high."
+                f"{self.provider} takes {asked}.", hint=f"Use an effort: {' or '.join(profile.efforts)}."
             )
         fields: dict[str, Any] = {"reasoning_effort": thinking.effort}
-        if self.profile.thinking == "deepseek":
+        if profile.thinking == "deepseek":
             fields["thinking"] = {"type": "enabled"}
+        elif profile.thinking == "template":
+            # Older servers know it in this place only.
+            fields["chat_template_kwargs"] = {"enable_thinking": True, "reasoning_effort": thinking.effort}
         return fields
 
     def _messages(self, request: CompletionRequest) -> list[dict[str, Any]]:

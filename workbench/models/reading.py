@@ -12,6 +12,10 @@ from workbench.models.sse import EventReader, ServerEvent
 
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _SHOWN_CHARACTERS = 300
+# Of one answer, unpacked: more than any reply with images has, and less than what a machine has room for.
+_MOST_BYTES = 128 << 20
+# Only says that the connection lives, as a comment does.
+_PING = "ping"
 # What reading data of another shape than was expected raises.
 WRONG_DATA = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
@@ -51,10 +55,15 @@ class Reading:
         self._reader = EventReader()
         self._start = bytearray()
         self._is_stream: bool | None = None
+        self._bytes = 0
         self.failure: Exception | None = None
 
     def feed(self, chunk: bytes) -> bool:
-        """Take in a chunk; whether it completed an event."""
+        """Take in a chunk; whether it completed an event that says something."""
+        self._bytes += len(chunk)
+        if self._bytes > _MOST_BYTES:
+            self._fail(_endless(self._provider))
+            return False
         if self._is_stream:
             return self._take(self._reader.feed(chunk))
         self._start += chunk
@@ -83,7 +92,7 @@ class Reading:
             if self._receiver.done:
                 break
             self._try(functools.partial(self._receiver.event, event), event.data)
-        return bool(events)
+        return any(event.name != _PING for event in events)
 
     def _try(self, take: Callable[[], None], text: str) -> None:
         if self.failure is not None:
@@ -113,6 +122,15 @@ class Reading:
             provider=self._provider,
             hint=f"Check the base URL, {self._base_url}, and what stands between.",
         )
+
+
+def _endless(provider: str) -> ModelRequestError:
+    return ModelRequestError(
+        f"{provider} sent more than {_MOST_BYTES >> 20} MB, and still no end of the reply.",
+        code="incomplete_stream",
+        provider=provider,
+        hint="Use another model.",
+    )
 
 
 def unreadable(provider: str, text: str) -> ModelRequestError:

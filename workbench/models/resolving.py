@@ -216,13 +216,21 @@ def _base_url(provider: Provider, said: ProviderSettings) -> str:
     if not url:
         url = next(filter(None, (os.environ.get(variable, "").strip() for variable in provider.urls)), "")
         if url and provider.url_suffix:
-            # OLLAMA_HOST is often a host and a port alone, or the address to listen at.
-            url = url if "://" in url else f"http://{url}"
-            url = url.replace("://0.0.0.0", "://127.0.0.1").rstrip("/").removesuffix(provider.url_suffix)
-            url += provider.url_suffix
+            url = _completed(url, provider).rstrip("/").removesuffix(provider.url_suffix) + provider.url_suffix
     url = (url or provider.base_url).rstrip("/")
     # These two formats have their version in the path, and many gateways' URLs have it too.
     return url.removesuffix({"messages": "/v1", "gemini": "/v1beta"}.get(provider.api, "\0"))
+
+
+def _completed(url: str, provider: Provider) -> str:
+    """What OLLAMA_HOST and its like hold as a URL: often only a host or a port, or the address to listen at."""
+    usual = httpx.URL(provider.base_url or "https://")
+    try:
+        parsed = httpx.URL(url if "://" in url else f"{usual.scheme}://{url}")
+    except httpx.InvalidURL:
+        return url
+    host = {"": usual.host, "0.0.0.0": "127.0.0.1", "::": "::1"}.get(parsed.host, parsed.host)
+    return str(parsed.copy_with(host=host, port=parsed.port if "://" in url else parsed.port or usual.port))
 
 
 def _of_variable(variables: tuple[str, ...]) -> str:

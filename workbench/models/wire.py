@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import json
 import logging
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +29,12 @@ _MOST_ERROR_BYTES = 1 << 20
 # After the reply is finished: for the usage, which may come behind it, and for the end of the bytes behind that.
 _USAGE_SECONDS = 15.0
 _END_SECONDS = 1.0
+# For the words of a failure, whose status says the most of it.
+_ERROR_SECONDS = 15.0
+# What is unpacked piece by piece, each not much more than a thousand times its size; once, not in layers.
+_ENCODINGS = ("identity", "gzip", "deflate")
 _SECRET_WORDS = ("auth", "key", "token", "secret", "cookie")
+_FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _STATUSES = {
     "overloaded_error": 529,
     "overloaded": 529,
@@ -68,8 +75,8 @@ class Endpoint:
     """Where a provider answers, and how it's asked.
 
     `key_header` is the header that takes the key, and `key_prefix` what stands before it there, where it isn't what the
-    wire format has. `proxy` None is what the
-    usual variables say, which never goes for this machine itself. `transport` stands in for the network.
+    wire format has. `proxy` None is what the usual variables say, which never goes for this machine itself. `transport`
+    stands in for the network.
     """
 
     provider: str
@@ -94,7 +101,7 @@ class Wire:
             url = httpx.URL(endpoint.base_url)
         except httpx.InvalidURL:
             raise _bad_url(endpoint) from None
-        if url.scheme not in ("http", "https") or not url.host or url.userinfo:
+        if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
             raise _bad_url(endpoint)
         self._is_local = _is_local(url.host)
         self._client: httpx.AsyncClient | None = None
@@ -142,24 +149,23 @@ class Wire:
     ) -> None:
         endpoint = self.endpoint
         secret = await endpoint.key.read(endpoint.provider) if endpoint.key is not None else ""
-        headers = {**headers, **endpoint.headers}
+        headers = {"Accept-Encoding": "gzip, deflate", **headers, **endpoint.headers}
+        if not all(map(_is_field, endpoint.headers.items())):
+            # Its text would show what is in the header.
+            raise self._refusal("A header holds what no header can.", "Correct it in config.toml.")
         if secret:
             if not (secret.isascii() and secret.isprintable()):
                 raise self._refusal("The key holds what no header can.", "Copy it again.", code="auth")
             headers[endpoint.key_header] = endpoint.key_prefix + secret
         # An answer in one piece comes after all of it was thought of: silence before it means nothing.
         silence = endpoint.timeouts.bytes if stream else endpoint.timeouts.events
-        try:
-            request = httpx.Request(
-                method,
-                httpx.URL(endpoint.base_url.rstrip("/") + path).copy_merge_params(dict(endpoint.query)),
-                headers=headers,
-                content=content,
-                extensions={"timeout": httpx.Timeout(silence, connect=endpoint.timeouts.connect).as_dict()},
-            )
-        except UnicodeEncodeError:
-            # Its text would show what is in the header.
-            raise self._refusal("A header holds what isn't ASCII.", "Correct it in config.toml.") from None
+        request = httpx.Request(
+            method,
+            httpx.URL(endpoint.base_url.rstrip("/") + path).copy_merge_params(dict(endpoint.query)),
+            headers=headers,
+            content=content,
+            extensions={"timeout": httpx.Timeout(silence, connect=endpoint.timeouts.connect).as_dict()},
+        )
         try:
             if self._client is not None:
                 await self._exchange(self._client, request, receiver)
@@ -207,6 +213,8 @@ class Wire:
             raise model_http_error(
                 self.endpoint.provider, response.status_code, response.headers, await _beginning(response)
             )
+        if response.headers.get("Content-Encoding", "identity").strip().lower() not in _ENCODINGS:
+            raise _incomplete(self.endpoint.provider, "The reply was packed in a way that wasn't asked for")
         async for chunk in response.aiter_bytes():
             if reading.failure is None:
                 self._hurry(reading.feed(chunk), receiver, scope)
@@ -302,12 +310,19 @@ def _incomplete(provider: str, what: str) -> ModelRequestError:
 
 
 async def _beginning(response: httpx.Response) -> bytes:
-    body = b""
-    async for chunk in response.aiter_bytes():
-        body += chunk[: _MOST_ERROR_BYTES - len(body)]
+    """What a failure says, as much of it as comes soon; the status says enough without it."""
+    body = bytearray()
+    if response.headers.get("Content-Encoding", "identity").strip().lower() not in _ENCODINGS:
+        return b""
+    with contextlib.suppress(httpx.HTTPError), anyio.move_on_after(_ERROR_SECONDS) as scope:
+        async for chunk in response.aiter_bytes():
+            body += chunk[: _MOST_ERROR_BYTES - len(body)]
+            if len(body) == _MOST_ERROR_BYTES:
+                # Leaving the loop would leave the library's generators behind, unclosed.
+                scope.cancel()
     # Where a stream was asked for, some servers fail with one.
-    events = EventReader().feed(body) if body.startswith(b"data:") else []
-    return events[0].data.encode() if events else body
+    events = EventReader().feed(bytes(body)) if body.startswith(b"data:") else []
+    return events[0].data.encode() if events else bytes(body)
 
 
 def _mask(error: ModelRequestError, *secrets: str) -> None:
@@ -333,8 +348,24 @@ def _secret_headers(headers: Mapping[str, str]) -> list[str]:
 def _bad_url(endpoint: Endpoint) -> OptionsError:
     return OptionsError(
         f"The base URL of {endpoint.provider} can't be used.",
-        hint="It begins with http:// or https:// and a host; credentials belong into its key or its headers.",
+        hint="It's http:// or https://, a host and a path. Credentials belong into its key or its headers, "
+        "what stands behind a ? into its query.",
     )
+
+
+def shown_url(url: str) -> str:
+    """The URL without what may be secret in it."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return ""
+    return str(parsed.copy_with(username=None, password=None, query=None, fragment=None))
+
+
+def _is_field(header: tuple[str, str]) -> bool:
+    """Whether name and value can stand in a header, and make no second one."""
+    name, value = header
+    return bool(_FIELD_NAME.fullmatch(name)) and value.isascii() and value.isprintable()
 
 
 def _is_local(host: str) -> bool:

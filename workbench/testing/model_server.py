@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from workbench.testing.model_formats import Event, Format, StubReply, encoded, format_of
 
@@ -44,7 +44,12 @@ class StubModelServer:
     """
 
     def __init__(
-        self, *replies: StubReply, key: str | None = None, repeat: bool = False, models: Sequence[str] = ("m",)
+        self,
+        *replies: StubReply,
+        key: str | None = None,
+        repeat: bool = False,
+        models: Sequence[str] = ("m",),
+        host: Literal["127.0.0.1", "::1"] = "127.0.0.1",
     ) -> None:
         """With a `key`, requests without it get 401 and hear what they sent; `repeat` gives the last reply for ever."""
         self.requests: list[StubRequest] = []
@@ -52,6 +57,7 @@ class StubModelServer:
         self._key = key
         self._repeat = repeat
         self._models = tuple(models)
+        self._host = host
         self._lock = threading.Lock()
         self._released = threading.Event()
         self._closing = threading.Event()
@@ -59,7 +65,8 @@ class StubModelServer:
         self._server: _Server | None = None
 
     def __enter__(self) -> Self:
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        kind = _Server if self._host == "127.0.0.1" else _ServerOfSix
+        self._server = kind((self._host, 0), _Handler)
         self._server.stub = self
         threading.Thread(target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True).start()
         return self
@@ -83,7 +90,8 @@ class StubModelServer:
     def url(self) -> str:
         """Where it listens, without a path."""
         assert self._server is not None
-        return f"http://127.0.0.1:{self._server.server_port}"
+        host = self._host if self._host == "127.0.0.1" else f"[{self._host}]"
+        return f"http://{host}:{self._server.server_port}"
 
     @property
     def open_connections(self) -> int:
@@ -137,6 +145,10 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that leaves in the middle is no fault of the server's."""
+
+
+class _ServerOfSix(_Server):
+    address_family = socket.AF_INET6
 
 
 class _Handler(BaseHTTPRequestHandler):

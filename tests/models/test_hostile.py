@@ -1,0 +1,118 @@
+"""Providers that mean no good, or can't help it: they never get a key, a hold of memory, or a request that never ends."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import traceback
+import zlib
+from collections.abc import Callable
+
+import pytest
+
+from tests.models.asking import KEY, ask, fail, model_at, replaced, request
+from workbench.errors import ModelRequestError
+from workbench.models import reading, wire
+from workbench.models.gemini import Gemini
+from workbench.models.keys import Key
+from workbench.testing import StubModelServer, StubReply
+
+pytestmark = pytest.mark.anyio
+
+PIECE = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [PIECE * 100_000, b"data: " + b"x" * (4 << 20), b" " * (4 << 20), b'{"choices": [' + b"1," * (2 << 20)],
+    ids=["endless stream", "endless line", "endless nothing", "endless body"],
+)
+async def test_an_answer_without_an_end_is_given_up(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MOST_BYTES", 1 << 20)
+    error = await fail(StubReply(body=body))
+    assert (error.code, error.retryable) == ("incomplete_stream", False)
+    assert "more than 1 MB" in error.message
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_what_is_packed_counts_unpacked(
+    encoding: str, pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_MOST_BYTES", 1 << 20)
+    headers = {"Content-Encoding": encoding, "Content-Type": "text/event-stream"}
+    whole = pack(PIECE + b"data: [DONE]\n\n")
+    assert (await ask(StubReply(body=whole, headers=headers, piece=1))).content == "x"
+    bomb = pack(b"data: " + bytes(8 << 20))
+    assert len(bomb) < 1 << 15
+    assert "no end of the reply" in (await fail(StubReply(body=bomb, headers=headers))).message
+
+
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "zstd"])
+@pytest.mark.parametrize("status", [200, 401])
+async def test_a_packing_that_was_not_asked_for_is_not_opened(encoding: str, status: int) -> None:
+    packed = gzip.compress(gzip.compress(PIECE))
+    error = await fail(StubReply(status=status, body=packed, headers={"Content-Encoding": encoding}))
+    assert error.code == ("auth" if status == 401 else "incomplete_stream")
+
+
+@pytest.mark.parametrize("changes", [{"cut_after": 1}, {"hold_after": 1}, {"body": b"No. " * (1 << 20)}], ids=str)
+async def test_a_failure_is_known_by_its_status_however_its_words_end(
+    changes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "_ERROR_SECONDS", 0.5)
+    error = await fail(StubReply(**{"status": 401, "body": b"No. ", **changes}))
+    assert (error.code, error.status) == ("auth", 401)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirection_is_not_followed_and_takes_no_key_along(status: int) -> None:
+    with StubModelServer() as other:
+        moved = StubReply(status=status, body=b"", headers={"Location": f"{other.url}/v1/chat/completions"})
+        error = await fail(moved, endpoint={"key": Key(value=KEY)})
+        assert not other.requests
+    assert (error.code, error.status) == ("invalid_request", status)
+    assert "base URL" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"X-Team": f"a\r\nX-Evil: {KEY}"}, {f"X-Evil: {KEY}\r\nX-Team": "a"}, {"X-Team": f"é{KEY}"}, {"": KEY}],
+)
+async def test_a_header_that_would_make_another_is_refused_without_being_shown(headers: dict[str, str]) -> None:
+    with StubModelServer() as stub, pytest.raises(ModelRequestError) as caught:
+        await model_at(stub, endpoint={"headers": headers}).generate(request())
+    assert (caught.value.code, caught.value.retryable) == ("invalid_request", False)
+    assert KEY not in "".join(traceback.format_exception(caught.value))
+    assert not stub.requests
+
+
+async def test_a_models_name_is_a_name_and_no_path() -> None:
+    with StubModelServer(StubReply(text="Hi.")) as stub:
+        await model_at(stub, Gemini, name="../v1/files?key=x#").generate(request())
+    assert stub.requests[0].path.startswith("/v1beta/models/..%2Fv1%2Ffiles%3Fkey%3Dx%23:")
+
+
+async def test_a_host_may_be_an_address_of_the_sixth_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with StubModelServer(StubReply(text="Hi."), host="::1") as stub:
+        assert (await model_at(stub).generate(request())).content == "Hi."
+
+
+async def test_deep_nesting_is_an_error_of_ours() -> None:
+    deep = "[" * 100_000
+    for reply in (
+        StubReply(body=deep.encode()),
+        StubReply(edit=replaced(deep)),
+    ):
+        assert (await fail(reply)).code == "incomplete_stream"
+
+
+async def test_no_packing_is_asked_for_that_unpacks_without_bounds() -> None:
+    with StubModelServer(StubReply(text="Hi.")) as stub:
+        await model_at(stub).generate(request())
+    assert stub.requests[0].headers["accept-encoding"] == "gzip, deflate"
