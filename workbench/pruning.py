@@ -178,6 +178,9 @@ def _remove_session(state: StateDirectory, old: Old, before_ns: int) -> str:
             with CheckpointStore(workspace.checkpoints) as store:
                 for name in (f"{now.name}/{GIT}", now.name):
                     store.drop_session(name)
+        conversation = workspace.conversation_path(now.name)
+        if os.path.isdir(conversation):
+            _remove(state, conversation)
         aside = state.set_aside(overlay.path)
     finally:
         lock.close()

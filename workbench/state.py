@@ -15,6 +15,7 @@ from pathlib import Path
 
 from workbench.errors import OverlayError, StateError, WorkspaceError
 from workbench.protocol.records import WorkspaceRecord
+from workbench.protocol.session_ids import file_name
 from workbench.vfs import paths
 from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.identity import identify, same
@@ -258,6 +259,10 @@ class WorkspaceDirectory:
 
     def overlay_path(self, session: str) -> str:
         return os.path.join(self.path, "overlays", session)
+
+    def conversation_path(self, session: str) -> str:
+        """Where the conversation of a session is kept, if it has one."""
+        return os.path.join(self.path, "sessions", file_name(session))
 
     def overlay(self, session: str) -> OverlayDirectory:
         """The overlay of a session, made where it's new.

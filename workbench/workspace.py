@@ -227,6 +227,11 @@ class Workspace:
         return self._directory.path
 
     @property
+    def conversation_path(self) -> str:
+        """Where the session's conversation is kept, if it has one."""
+        return self._directory.conversation_path(self.session)
+
+    @property
     def overlay_path(self) -> str:
         """The overlay's directory in the state directory."""
         return self._overlay.path

@@ -109,4 +109,15 @@ async def test_a_session_without_a_conversation_gets_none(cli: Cli) -> None:
     await told(cli, "checkpoint", "mine")
     await told(cli, "rewind", "mine")
     async with Workspace.open(cli.workspace) as workspace:
-        assert not os.path.exists(os.path.join(workspace.directory, "sessions"))
+        assert not os.path.exists(workspace.conversation_path)
+
+
+async def test_a_session_that_is_pruned_takes_its_conversation_along(cli: Cli) -> None:
+    """One name, one life: another session of that name begins with nothing said."""
+    await talked(cli)
+    async with Workspace.open(cli.workspace) as workspace:
+        assert os.path.exists(workspace.conversation_path)
+    await told(cli, "prune", "--older-than", "0s", "--with-changes", "--yes")
+    async with Workspace.open(cli.workspace) as workspace:
+        assert not os.path.exists(workspace.conversation_path)
+    assert await state_of(cli) == (b"0", [])

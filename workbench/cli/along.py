@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from workbench.protocol.session_ids import file_name
 from workbench.workspace import Travelled, Workspace
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ async def fork(workspace: Workspace, message_id: str, name: str, *, step: int) -
 @asynccontextmanager
 async def _conversation(workspace: Workspace) -> AsyncIterator[WorkspaceSession | None]:
     """The session's conversation, None where there never was one."""
-    if not os.path.isdir(os.path.join(workspace.directory, "sessions", file_name(workspace.session))):
+    if not os.path.isdir(workspace.conversation_path):
         yield None
         return
     # Only here: everybody else would wait for what an agent needs.
