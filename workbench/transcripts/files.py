@@ -233,7 +233,7 @@ class FileAdapter(ABC):
     ) -> Transcript | SessionReadError:
         """Read every file of a session."""
         recorder = Recorder(ref, keep=True)
-        failure = await self._read(Reading(platform, recorder, progress, signal), ref)
+        failure = await self.tell(Reading(platform, recorder, progress, signal), ref)
         return recorder.transcript() if failure is None else failure
 
     async def summarize(
@@ -246,10 +246,11 @@ class FileAdapter(ABC):
     ) -> SessionSummaryWithPrompts | SessionReadError:
         """What `fold` makes of the loaded transcript, without keeping its events or texts."""
         recorder = Recorder(ref, keep=False, prompts=prompts)
-        failure = await self._read(Reading(platform, recorder, None, signal), ref)
+        failure = await self.tell(Reading(platform, recorder, None, signal), ref)
         return recorder.summary() if failure is None else failure
 
-    async def _read(self, reading: Reading, ref: SessionRef) -> SessionReadError | None:
+    async def tell(self, reading: Reading, ref: SessionRef) -> SessionReadError | None:
+        """Tell a recorder of one's own all of a session; what keeps one from it is returned. Raises the signal's reason."""
         raise_if_cancelled(reading.signal)
         try:
             await self.read(reading, ref.path)

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.protocol.messages import Usage
 from workbench.protocol.signal import CancelSignal
-from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, stem
+from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, UnknownGenerationError, stem
 from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
 from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, EditAction, Lane, Place, SessionListFailure
@@ -286,6 +286,8 @@ class _Thread:
                 self._usage_record(payload, source, at)
             elif kind == "response_item":
                 self._item(payload, source, at)
+            elif "session" in value and "items" in value:
+                raise UnknownGenerationError("one document, of 2025")
             elif not payload:
                 self._model = named(value.get("model")) or self._model
                 self._item(value, source, at)
