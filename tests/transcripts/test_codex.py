@@ -242,3 +242,11 @@ def test_a_generation_that_is_not_read_is_a_value(tmp_path: Path) -> None:
         expected = UnknownFormat(path=str(path), agent=agent, generation=generation)
         assert anyio.run(find_adapter(agent).load, LocalPlatform(), ref) == expected
         assert expected.model_dump(mode="json")["_tag"] == "UnknownFormat"
+
+
+def test_links_that_go_in_circles_are_walked_once(tmp_path: Path) -> None:
+    rollout(tmp_path, "x", tokens(100))
+    sessions = tmp_path / "sessions"
+    (sessions / "2026" / "again").symlink_to(sessions)
+    (sessions / "self").symlink_to(sessions / "self")
+    assert [head.ref.session_id for head in heads("codex", tmp_path)] == ["x"]

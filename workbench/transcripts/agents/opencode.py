@@ -22,8 +22,9 @@ from workbench.transcripts.models import (
 )
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import raise_if_cancelled, small_document, walk
+from workbench.transcripts.siblings import Siblings
 from workbench.transcripts.sqlite import Database, SqliteAdapter, json_object, split
-from workbench.transcripts.values import count, mapping, moment, money, named, string
+from workbench.transcripts.values import count, mapping, moment, money, named, parse_partial, string
 
 _DEFAULT_TITLE = "New session - "
 _SESSION = ("id", "parent_id", "directory", "title", "time_created", "time_updated")
@@ -36,6 +37,9 @@ class OpenCode(SqliteAdapter):
     display_name = "OpenCode"
     capabilities: ClassVar[tuple[Capability, ...]] = CAPABILITIES
     tables = ("session", "message", "part")
+
+    def __init__(self) -> None:
+        self._children = Siblings(lambda name: name.endswith(".json"), _parent_of)
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """Its data directory."""
@@ -132,18 +136,11 @@ class OpenCode(SqliteAdapter):
         for key in ("created", "updated"):
             recorder.seen(moment(mapping(session.get("time")).get(key)))
         await self._read_tree(reading, parent(parent(parent(path))), recorder.session_id, MAIN_LANE)
-        for lane, other in await self._children(reading, path, recorder.session_id):
-            recorder.lane(Lane(id=lane, parent=MAIN_LANE, name=_title(other.get("title")), path=path))
+        for other in await self._children.of(reading.platform, parent(path), recorder.session_id):
+            about = await small_document(reading.platform, other)
+            lane = named(about.get("id")) or stem(other)
+            recorder.lane(Lane(id=lane, parent=MAIN_LANE, name=_title(about.get("title")), path=other))
             await self._read_tree(reading, parent(parent(parent(path))), lane, lane)
-
-    async def _children(self, reading: Reading, path: str, session: str) -> list[tuple[str, dict[str, Any]]]:
-        found = []
-        async for other, entry in walk(reading.platform, parent(path), depth=0, signal=reading.signal):
-            if not isinstance(entry, OSError) and other != path:
-                about = await small_document(reading.platform, other)
-                if about.get("parentID") == session:
-                    found.append((named(about.get("id")) or stem(other), about))
-        return found
 
     async def _read_tree(self, reading: Reading, storage: str, session: str, lane: str) -> None:
         if "/" in session:
@@ -246,6 +243,11 @@ def _typed(part: dict[str, Any]) -> str:
     if part.get("type") != "text" or part.get("synthetic") or part.get("ignored"):
         return ""
     return as_written(string(part.get("text")))
+
+
+def _parent_of(data: bytes) -> str:
+    """The session that started the one of a file of the older form."""
+    return string(mapping(parse_partial(data)).get("parentID"))
 
 
 def _title(title: object) -> str | None:
