@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.adapter import ReadProgress
@@ -158,7 +159,7 @@ class FileAdapter(ABC):
         self, platform: SessionPlatform, root: str, signal: CancelSignal | None
     ) -> AsyncIterator[SessionFile | SessionListFailure]:
         """The session files below a root."""
-        async for path, found in walk(platform, root, depth=self.depth, signal=signal):
+        for path, found in await walk(platform, root, depth=self.depth, signal=signal):
             if isinstance(found, OSError):
                 yield self._failure(path, found)
             elif self.is_session(path, root):
@@ -177,18 +178,20 @@ class FileAdapter(ABC):
         except OSError as error:
             yield self._failure(root, error)
             return
-        async for file in self.files(platform, root, signal):
-            raise_if_cancelled(signal)
-            if isinstance(file, SessionListFailure):
-                yield file
-                continue
-            try:
-                head = await self._head(platform, file)
-            except OSError as error:
-                yield self._failure(file.path, error)
-                continue
-            if head is not None:
-                yield head
+        files = self.files(platform, root, signal)
+        async with aclosing(cast("AsyncGenerator[SessionFile | SessionListFailure, None]", files)) as found:
+            async for file in found:
+                raise_if_cancelled(signal)
+                if isinstance(file, SessionListFailure):
+                    yield file
+                    continue
+                try:
+                    head = await self._head(platform, file)
+                except OSError as error:
+                    yield self._failure(file.path, error)
+                    continue
+                if head is not None:
+                    yield head
 
     async def ends(self, platform: SessionPlatform, file: SessionFile) -> Ends:
         """Both ends of a session's file. Raises OSError."""

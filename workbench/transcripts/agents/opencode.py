@@ -21,7 +21,7 @@ from workbench.transcripts.models import (
     Source,
 )
 from workbench.transcripts.platform import SessionPlatform
-from workbench.transcripts.reading import raise_if_cancelled, small_document, walk
+from workbench.transcripts.reading import Ends, raise_if_cancelled, small_document, walk
 from workbench.transcripts.siblings import Siblings
 from workbench.transcripts.sqlite import Database, SqliteAdapter, json_object, split
 from workbench.transcripts.values import count, mapping, moment, money, named, parse_partial, string
@@ -57,8 +57,8 @@ class OpenCode(SqliteAdapter):
     ) -> AsyncIterator[SessionFile | SessionListFailure]:
         """Those of databases, then those of files that no database has."""
         ids: set[str | None] = set()
-        databases = [entry async for entry in walk(platform, root, depth=0, signal=signal)]
-        trees = [entry async for entry in walk(platform, join(root, "storage", "session"), depth=1, signal=signal)]
+        databases = await walk(platform, root, depth=0, signal=signal)
+        trees = await walk(platform, join(root, "storage", "session"), depth=1, signal=signal)
         for path, found in (*databases, *trees):
             if isinstance(found, OSError):
                 if not isinstance(found, FileNotFoundError):
@@ -74,26 +74,33 @@ class OpenCode(SqliteAdapter):
                 if facts is not None and facts.session_id not in ids:
                     yield SessionFile(path, found.stat, facts)
 
-    async def sessions(self, database: Database) -> AsyncIterator[tuple[str, HeadFacts]]:
+    async def sessions(self, database: Database) -> list[tuple[str, HeadFacts]]:
         """Those that no other session started."""
+        found = []
         async for row in database.select("session", _SESSION, "ORDER BY id"):
             if row["parent_id"] is None:
                 key = str(row["id"])
                 facts = HeadFacts(session_id=key, cwd=named(row["directory"]), title=_title(row["title"]))
                 facts.seen(moment(row["time_created"]))
                 facts.seen(moment(row["time_updated"]))
-                facts.first_prompt = await self._first_prompt(database, key)
-                yield key, facts
+                found.append((key, facts))
+        return found
 
-    async def _first_prompt(self, database: Database, session: str) -> str | None:
+    async def first_prompt(self, database: Database, key: str) -> str | None:
+        """What was typed into the first message of a user."""
         order = "WHERE session_id = ? ORDER BY time_created, id LIMIT 5"
-        async for message in database.select("message", ("id", "data"), order, (session,)):
+        messages = [row async for row in database.select("message", ("id", "data"), order, (key,))]
+        for message in messages:
             if json_object(message["data"]).get("role") == "user":
-                parts = database.select("part", ("id", "data"), "WHERE message_id = ? ORDER BY id", (message["id"],))
-                async for part in parts:
-                    if text := _typed(json_object(part["data"])):
-                        return text
+                parts = database.select("part", ("data",), "WHERE message_id = ? ORDER BY id", (message["id"],))
+                texts = [_typed(json_object(part["data"])) async for part in parts]
+                if any(texts):
+                    return next(filter(None, texts))
         return None
+
+    async def head(self, platform: SessionPlatform, file: SessionFile, ends: Ends) -> HeadFacts | None:
+        """From the database, or as the tree told it."""
+        return file.facts if file.path.endswith(".json") else await super().head(platform, file, ends)
 
     async def _tree_head(self, platform: SessionPlatform, path: str) -> HeadFacts | None:
         session = await small_document(platform, path)
@@ -105,16 +112,16 @@ class OpenCode(SqliteAdapter):
         facts.seen(moment(times.get("created")))
         facts.seen(moment(times.get("updated")))
         storage = parent(parent(parent(path)))
-        async for message_path, found in walk(platform, join(storage, "message", str(facts.session_id)), depth=0):
+        for message_path, found in await walk(platform, join(storage, "message", str(facts.session_id)), depth=0):
             if isinstance(found, OSError):
                 break
             message = await small_document(platform, message_path)
             if message.get("role") != "user":
                 continue
-            async for _, part in _parts(platform, storage, message, message_path):
-                if text := _typed(part):
-                    facts.first_prompt = text
-                    return facts
+            texts = [_typed(part) for _, part in await _parts(platform, storage, message, message_path)]
+            if any(texts):
+                facts.first_prompt = next(filter(None, texts))
+                break
         return facts
 
     async def detect(self, platform: SessionPlatform, ref: SessionRef) -> bool:
@@ -145,7 +152,7 @@ class OpenCode(SqliteAdapter):
     async def _read_tree(self, reading: Reading, storage: str, session: str, lane: str) -> None:
         if "/" in session:
             return
-        async for path, found in walk(
+        for path, found in await walk(
             reading.platform, join(storage, "message", session), depth=0, signal=reading.signal
         ):
             if isinstance(found, OSError):
@@ -155,7 +162,7 @@ class OpenCode(SqliteAdapter):
             message = mapping(await reading.document(path))
             source = DocumentPointer(path=path, pointer="")
             self._message(reading, message, named(message.get("id")) or stem(path), source, lane)
-            async for part_path, part in _parts(reading.platform, storage, message, path):
+            for part_path, part in await _parts(reading.platform, storage, message, path):
                 self._part(reading, message, part, DocumentPointer(path=part_path, pointer=""), lane)
 
     async def read_session(self, reading: Reading, database: Database, key: str) -> bool:
@@ -257,18 +264,14 @@ def _title(title: object) -> str | None:
 
 async def _parts(
     platform: SessionPlatform, storage: str, message: dict[str, Any], path: str
-) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+) -> list[tuple[str, dict[str, Any]]]:
     """The parts of a message's directory; of the first layout, where they lie together, those that name it."""
     id = named(message.get("id")) or stem(path)
     if "/" in id:
-        return
+        return []
     for directory, own in ((join(storage, "part", id), True), (join(storage, "part"), False)):
-        found = False
-        async for part_path, entry in walk(platform, directory, depth=0):
-            if not isinstance(entry, OSError):
-                found = True
-                part = await small_document(platform, part_path)
-                if own or part.get("messageID") == id:
-                    yield part_path, part
-        if found:
-            return
+        paths = [path for path, entry in await walk(platform, directory, depth=0) if not isinstance(entry, OSError)]
+        if paths:
+            parts = [(path, await small_document(platform, path)) for path in paths]
+            return [(path, part) for path, part in parts if own or part.get("messageID") == id]
+    return []

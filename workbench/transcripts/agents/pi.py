@@ -62,13 +62,14 @@ class Pi(FileAdapter):
         recorder = reading.recorder
         recorder.session_id = stem(path)
         branches = Branches()
+        unknown = ""
         async for record in reading.records(path):
             value, kind = record.value, record.value.get("type")
             at = moment(value.get("timestamp"))
             recorder.seen(at)
             if kind == "session":
                 if count(value.get("version")) > _NEWEST:
-                    raise UnknownGenerationError(f"version {count(value['version'])}")
+                    unknown = f"version {count(value['version'])}"
                 recorder.session_id = named(value.get("id")) or recorder.session_id
                 recorder.cwd = named(value.get("cwd")) or recorder.cwd
                 continue
@@ -81,6 +82,8 @@ class Pi(FileAdapter):
                 recorder.compaction(record.source, at=at, tokens_before=count(value.get("tokensBefore")) or None)
             elif kind == "message":
                 self._message(reading, value, mapping(value.get("message")), record.source)
+        if unknown:
+            raise UnknownGenerationError(unknown)
         recorder.abandon(branches.dead())
 
     def _message(self, reading: Reading, entry: dict[str, Any], message: dict[str, Any], source: Place) -> None:
