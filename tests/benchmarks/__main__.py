@@ -22,6 +22,7 @@ from tests.benchmarks.agent import agent
 from tests.benchmarks.checkpoints import checkpoints
 from tests.benchmarks.peers import install_peers
 from tests.benchmarks.rows import REPEATS, Row
+from tests.benchmarks.transcripts import transcripts
 from tests.benchmarks.vfs import PEERS as VFS_PEERS
 from tests.benchmarks.vfs import vfs
 from tests.conftest import git_in
@@ -217,6 +218,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "travel": travel,
     "agent": agent,
     "commits": commits,
+    "transcripts": transcripts,
 }
 PEERS = {"vfs": VFS_PEERS, "agent": AGENT_PEERS}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from pathlib import Path
 
 import anyio
@@ -18,6 +20,7 @@ from workbench.transcripts import (
     builtin_provider,
     fold,
     is_session_head,
+    read_original,
 )
 
 _ADAPTERS = builtin_provider().sessions
@@ -71,3 +74,40 @@ def test_one_session_is_told_alike_by_every_agent_s_records(agent: str, tmp_path
     if transcript.cwd is not None:
         where = str(tmp_path) if agent in ("aider", "crush") else WHERE  # their files lie where they worked
         assert (head.cwd, transcript.cwd) == (where, where)
+
+
+def test_nothing_is_left_open_under_trio(agent: str, tmp_path: Path) -> None:
+    """Trio warns of every generator that is left half read."""
+    HOMES[agent](tmp_path)
+    adapter = _ADAPTERS[agent]
+
+    async def read() -> None:
+        platform = LocalPlatform()
+        roots = adapter.roots(AgentHome((str(tmp_path),)))
+        heads = [x for root in roots async for x in adapter.discover(platform, root) if is_session_head(x)]
+        for head in heads:
+            await adapter.detect(platform, head.ref)
+            transcript = await adapter.load(platform, head.ref)
+            assert isinstance(transcript, Transcript)
+            for event in transcript.events:
+                await read_original(platform, event.source)
+        gc.collect()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        anyio.run(read, backend="trio")
+        gc.collect()
+    assert [str(each.message) for each in said] == []
+
+
+def test_a_session_is_taken_for_one_of_no_other_agent(agent: str, tmp_path: Path) -> None:
+    HOMES[agent](tmp_path)
+
+    async def read() -> set[str]:
+        platform, adapter = LocalPlatform(), _ADAPTERS[agent]
+        roots = adapter.roots(AgentHome((str(tmp_path),)))
+        [head] = [x for root in roots async for x in adapter.discover(platform, root) if is_session_head(x)]
+        return {name for name, other in _ADAPTERS.items() if await other.detect(platform, head.ref)}
+
+    relatives = {"cline", "roo-code", "kilo-code"}
+    assert anyio.run(read) == (relatives if agent in relatives else {agent})

@@ -225,3 +225,28 @@ def test_the_rollouts_of_before_the_envelope_are_read(tmp_path: Path) -> None:
         ["hi"],
     )
     assert heads("codex", tmp_path)[0].first_prompt == "hello"
+
+
+def test_a_generation_that_is_not_read_is_a_value(tmp_path: Path) -> None:
+    import anyio
+
+    from workbench.transcripts import LocalPlatform, UnknownFormat
+
+    for agent, record, generation in (
+        ("codex", {"session": {"id": "x"}, "items": []}, "one document, of 2025"),
+        ("pi", {"type": "session", "version": 4, "id": "x", "cwd": "/work"}, "version 4"),
+    ):
+        path = tmp_path / f"{agent}.jsonl"
+        lines(path, record)
+        ref = SessionRef(agent=agent, path=str(path))
+        expected = UnknownFormat(path=str(path), agent=agent, generation=generation)
+        assert anyio.run(find_adapter(agent).load, LocalPlatform(), ref) == expected
+        assert expected.model_dump(mode="json")["_tag"] == "UnknownFormat"
+
+
+def test_links_that_go_in_circles_are_walked_once(tmp_path: Path) -> None:
+    rollout(tmp_path, "x", tokens(100))
+    sessions = tmp_path / "sessions"
+    (sessions / "2026" / "again").symlink_to(sessions)
+    (sessions / "self").symlink_to(sessions / "self")
+    assert [head.ref.session_id for head in heads("codex", tmp_path)] == ["x"]

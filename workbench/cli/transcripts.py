@@ -228,12 +228,16 @@ async def _searched(
     if not json:
         _say_failures(failures)
     task = bar.add_task("Searching", total=len(heads))
-    found = []
-    async for match in search_sessions(LocalPlatform(), text, heads, on_done=lambda: bar.advance(task)):
-        found.append(match)
-        if not json:
+    found: list[Match] = []
+    async for ref, matches in search_sessions(LocalPlatform(), text, [head.ref for head in heads]):
+        bar.advance(task)
+        if not isinstance(matches, tuple):
+            output.say(_unread(matches).message)
+            continue
+        found.extend(matches)
+        for match in matches if not json else ():
             when = f"{match.event.at.astimezone():%Y-%m-%d} " if match.event.at is not None else ""
-            name = output.text(f"{match.ref.agent} {match.ref.session_id or match.ref.path}")
+            name = output.text(f"{ref.agent} {ref.session_id or ref.path}")
             print(f"{name}: {when}{match.event.kind}: {output.text(match.excerpt)}")
     return found
 

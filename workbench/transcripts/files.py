@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.adapter import ReadProgress
@@ -158,7 +159,7 @@ class FileAdapter(ABC):
         self, platform: SessionPlatform, root: str, signal: CancelSignal | None
     ) -> AsyncIterator[SessionFile | SessionListFailure]:
         """The session files below a root."""
-        async for path, found in walk(platform, root, depth=self.depth, signal=signal):
+        for path, found in await walk(platform, root, depth=self.depth, signal=signal):
             if isinstance(found, OSError):
                 yield self._failure(path, found)
             elif self.is_session(path, root):
@@ -177,18 +178,20 @@ class FileAdapter(ABC):
         except OSError as error:
             yield self._failure(root, error)
             return
-        async for file in self.files(platform, root, signal):
-            raise_if_cancelled(signal)
-            if isinstance(file, SessionListFailure):
-                yield file
-                continue
-            try:
-                head = await self._head(platform, file)
-            except OSError as error:
-                yield self._failure(file.path, error)
-                continue
-            if head is not None:
-                yield head
+        files = self.files(platform, root, signal)
+        async with aclosing(cast("AsyncGenerator[SessionFile | SessionListFailure, None]", files)) as found:
+            async for file in found:
+                raise_if_cancelled(signal)
+                if isinstance(file, SessionListFailure):
+                    yield file
+                    continue
+                try:
+                    head = await self._head(platform, file)
+                except OSError as error:
+                    yield self._failure(file.path, error)
+                    continue
+                if head is not None:
+                    yield head
 
     async def ends(self, platform: SessionPlatform, file: SessionFile) -> Ends:
         """Both ends of a session's file. Raises OSError."""
@@ -233,7 +236,7 @@ class FileAdapter(ABC):
     ) -> Transcript | SessionReadError:
         """Read every file of a session."""
         recorder = Recorder(ref, keep=True)
-        failure = await self._read(Reading(platform, recorder, progress, signal), ref)
+        failure = await self.tell(Reading(platform, recorder, progress, signal), ref)
         return recorder.transcript() if failure is None else failure
 
     async def summarize(
@@ -246,10 +249,11 @@ class FileAdapter(ABC):
     ) -> SessionSummaryWithPrompts | SessionReadError:
         """What `fold` makes of the loaded transcript, without keeping its events or texts."""
         recorder = Recorder(ref, keep=False, prompts=prompts)
-        failure = await self._read(Reading(platform, recorder, None, signal), ref)
+        failure = await self.tell(Reading(platform, recorder, None, signal), ref)
         return recorder.summary() if failure is None else failure
 
-    async def _read(self, reading: Reading, ref: SessionRef) -> SessionReadError | None:
+    async def tell(self, reading: Reading, ref: SessionRef) -> SessionReadError | None:
+        """Tell a recorder of one's own all of a session; what keeps one from it is returned. Raises the signal's reason."""
         raise_if_cancelled(reading.signal)
         try:
             await self.read(reading, ref.path)

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from datetime import datetime
+from typing import TypeVar
 
 import anyio
 
 from workbench.errors import OptionsError, SessionNotFoundError
 from workbench.protocol.records import Frozen
 from workbench.transcripts.adapter import SummarizingAdapter
+from workbench.transcripts.files import FileAdapter, Reading
 from workbench.transcripts.folding import fold
 from workbench.transcripts.homes import Provider, join
 from workbench.transcripts.listing import find_adapter, is_session_head, list_sessions
 from workbench.transcripts.models import (
+    MAIN_LANE,
+    EventKind,
+    Place,
     SessionHead,
     SessionListFailure,
     SessionReadError,
     SessionRef,
     SessionSummary,
+    Source,
     Transcript,
     TranscriptEvent,
 )
 from workbench.transcripts.platform import HostPlatform
 from workbench.transcripts.providers import default_providers
+from workbench.transcripts.recorder import Recorder
+from workbench.transcripts.values import MAX_TEXT
+
+T = TypeVar("T")
 
 _AROUND = 60
 _AT_ONCE = 8
@@ -88,28 +99,65 @@ class Match(Frozen):
 async def search_sessions(
     platform: HostPlatform,
     text: str,
-    heads: Sequence[SessionHead],
+    refs: Sequence[SessionRef],
     *,
     providers: Sequence[Provider] | None = None,
-    on_done: Callable[[], None] = lambda: None,
-) -> AsyncIterator[Match]:
-    """Where what people and agents said has a text, in whatever case; a session that can't be read has it nowhere."""
-    wanted = text.casefold()
-    for head in heads:
-        transcript = await find_adapter(head.ref.agent, providers=providers).load(platform, head.ref)
-        on_done()
-        if isinstance(transcript, Transcript):
-            for match in _matches(transcript, wanted):
-                yield match
+) -> AsyncIterator[tuple[SessionRef, tuple[Match, ...] | SessionReadError]]:
+    """Where what people and agents said has a text, in whatever case, in each of many sessions, in their order."""
+
+    async def search(ref: SessionRef) -> tuple[Match, ...] | SessionReadError:
+        return await _search_session(platform, ref, text.casefold(), providers)
+
+    async for ref, found in _each(refs, search):
+        yield ref, found
 
 
-def _matches(transcript: Transcript, wanted: str) -> Iterator[Match]:
+async def _search_session(
+    platform: HostPlatform, ref: SessionRef, wanted: str, providers: Sequence[Provider] | None
+) -> tuple[Match, ...] | SessionReadError:
+    adapter = find_adapter(ref.agent, providers=providers)
+    searcher = _Searcher(ref, wanted)
+    if isinstance(adapter, FileAdapter):
+        failure = await adapter.tell(Reading(platform, searcher), ref)
+        return tuple(searcher.matches) if failure is None else failure
+    transcript = await adapter.load(platform, ref)
+    if not isinstance(transcript, Transcript):
+        return transcript
     for event in transcript.events:
-        if event.kind in ("prompt", "reply"):
-            at = event.text.casefold().find(wanted)
-            if at >= 0:
-                excerpt = event.text[max(0, at - _AROUND) : at + len(wanted) + _AROUND]
-                yield Match(ref=transcript.ref, event=event, excerpt=" ".join(excerpt.split()))
+        searcher.look(event.kind, event.text, event)
+    return tuple(searcher.matches)
+
+
+class _Searcher(Recorder):
+    """Keeps nothing of a session but what has the text."""
+
+    def __init__(self, ref: SessionRef, wanted: str) -> None:
+        super().__init__(ref, keep=False)
+        self._wanted = wanted
+        self.matches: list[Match] = []
+
+    def event(
+        self,
+        kind: EventKind,
+        source: Source,
+        *,
+        lane: str = MAIN_LANE,
+        at: datetime | None = None,
+        text: str = "",
+        call_id: str | None = None,
+    ) -> None:
+        pointer = source.pointer() if isinstance(source, Place) else source
+        self.look(kind, text, TranscriptEvent(lane=lane, kind=kind, source=pointer, at=at))
+
+    def look(self, kind: EventKind, text: str, event: TranscriptEvent) -> None:
+        """Keep the event where it's something that was said, and has the text."""
+        if kind not in ("prompt", "reply"):
+            return
+        at = text.casefold().find(self._wanted)
+        if at >= 0:
+            excerpt = text[max(0, at - _AROUND) : at + len(self._wanted) + _AROUND]
+            shown = event.model_copy(update={"text": text[:MAX_TEXT]})
+            self.matches.append(Match(ref=self.ref, event=shown, excerpt=" ".join(excerpt.split())))
 
 
 def newest_first(items: Sequence[SessionHead | SessionListFailure]) -> list[SessionHead]:
@@ -123,30 +171,35 @@ def worked_in(head: SessionHead, directory: str) -> bool:
     return head.cwd is not None and (head.cwd == wanted or head.cwd.startswith(join(wanted, "")))
 
 
-async def summarize_session(
-    platform: HostPlatform, ref: SessionRef, *, providers: Sequence[Provider] | None = None
-) -> SessionSummary | SessionReadError:
-    """A session's numbers, in the fastest way that its adapter has."""
-    adapter = find_adapter(ref.agent, providers=providers)
-    if isinstance(adapter, SummarizingAdapter):
-        return await adapter.summarize(platform, ref)
-    loaded = await adapter.load(platform, ref)
-    return fold(loaded) if isinstance(loaded, Transcript) else loaded
-
-
 async def summarize_sessions(
     platform: HostPlatform, refs: Sequence[SessionRef], *, providers: Sequence[Provider] | None = None
 ) -> AsyncIterator[tuple[SessionRef, SessionSummary | SessionReadError]]:
-    """The numbers of many sessions, in their order; a few are read at the same time."""
+    """The numbers of many sessions, in their order, each in the fastest way that its adapter has."""
+
+    async def summarize(ref: SessionRef) -> SessionSummary | SessionReadError:
+        adapter = find_adapter(ref.agent, providers=providers)
+        if isinstance(adapter, SummarizingAdapter):
+            return await adapter.summarize(platform, ref)
+        loaded = await adapter.load(platform, ref)
+        return fold(loaded) if isinstance(loaded, Transcript) else loaded
+
+    async for ref, summary in _each(refs, summarize):
+        yield ref, summary
+
+
+async def _each(
+    refs: Sequence[SessionRef], work: Callable[[SessionRef], Awaitable[T]]
+) -> AsyncIterator[tuple[SessionRef, T]]:
+    """Do something for each, a few at the same time; the results in their order."""
     for start in range(0, len(refs), _AT_ONCE):
         few = refs[start : start + _AT_ONCE]
-        found: dict[int, SessionSummary | SessionReadError] = {}
+        found: dict[int, T] = {}
 
-        async def summarize(number: int, ref: SessionRef, found: dict[int, SessionSummary | SessionReadError]) -> None:
-            found[number] = await summarize_session(platform, ref, providers=providers)
+        async def do(number: int, ref: SessionRef, found: dict[int, T]) -> None:
+            found[number] = await work(ref)
 
         async with anyio.create_task_group() as tasks:
             for number, ref in enumerate(few):
-                tasks.start_soon(summarize, number, ref, found)
+                tasks.start_soon(do, number, ref, found)
         for number, ref in enumerate(few):
             yield ref, found[number]

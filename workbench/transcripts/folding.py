@@ -13,16 +13,17 @@ from workbench.transcripts.models import (
 )
 from workbench.transcripts.recorder import total_usage
 
+_ALL = SessionPromptsOptions()
 
-def session_prompts(transcript: Transcript, prompts: SessionPromptsOptions | None = None) -> tuple[SessionPrompt, ...]:
+
+def session_prompts(transcript: Transcript, prompts: SessionPromptsOptions = _ALL) -> tuple[SessionPrompt, ...]:
     """What the user typed in the main lane, but for what the conversation was taken back to before; within the caps."""
-    options = prompts or SessionPromptsOptions()
     found = [
-        SessionPrompt(text=event.text[: options.max_characters], at=event.at)
+        SessionPrompt(text=event.text[: prompts.max_characters], at=event.at)
         for event in transcript.events
         if event.kind == "prompt" and event.lane == MAIN_LANE and not event.abandoned
     ]
-    return tuple(found[: options.max_prompts])
+    return tuple(found[: prompts.max_prompts])
 
 
 def fold(transcript: Transcript, *, prompts: SessionPromptsOptions | None = None) -> SessionSummaryWithPrompts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
 from workbench.protocol.signal import CancelSignal
@@ -67,11 +68,12 @@ async def _line(
             progress(len(data), source.length)
         return data
     pieces, at, end = [], 0, source.offset + source.length
-    async for chunk in Content(platform, source.path, progress=progress, signal=signal).chunks():
-        pieces.append(chunk[max(0, source.offset - at) : max(0, end - at)])
-        at += len(chunk)
-        if at >= end:
-            break
+    async with aclosing(Content(platform, source.path, progress=progress, signal=signal).chunks()) as chunks:
+        async for chunk in chunks:
+            pieces.append(chunk[max(0, source.offset - at) : max(0, end - at)])
+            at += len(chunk)
+            if at >= end:
+                break
     return b"".join(pieces)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.adapter import ReadProgress
@@ -102,11 +103,12 @@ async def _decompressed(platform: SessionPlatform, path: str, data: bytes) -> by
         yield data
 
     pieces, size = [], 0
-    async for piece in platform.decompress(given()):
-        pieces.append(piece)
-        size += len(piece)
-        if size >= END_BYTES:
-            break
+    async with aclosing(cast("AsyncGenerator[bytes, None]", platform.decompress(given()))) as decompressed:
+        async for piece in decompressed:
+            pieces.append(piece)
+            size += len(piece)
+            if size >= END_BYTES:
+                break
     return b"".join(pieces)[:END_BYTES]
 
 
@@ -149,7 +151,7 @@ class Content:
         self._progress, self._signal = progress, signal
         self.compressed = False
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The bytes, in pieces of bounded size. Raises OSError, and the signal's reason."""
         size = (await self._platform.fs.stat(self._path)).size
         chunks = _chunks(self._platform, self._path, size, self._progress, self._signal)
@@ -289,11 +291,12 @@ async def small_document(platform: SessionPlatform, path: str) -> dict[str, Any]
 
 async def walk(
     platform: SessionPlatform, root: str, *, depth: int = _DEEPEST, signal: CancelSignal | None = None
-) -> AsyncIterator[tuple[str, SessionEntry] | tuple[str, OSError]]:
+) -> list[tuple[str, SessionEntry | OSError]]:
     """Every file below a root, with its path, in the order of names; a directory that can't be listed with its error.
 
-    No directory is walked twice, whatever links lead to it.
+    No directory is walked twice, whatever links lead to it. Raises the signal's reason.
     """
+    found: list[tuple[str, SessionEntry | OSError]] = []
     seen: set[str] = set()
     pending = [(root, 0)]
     while pending:
@@ -302,16 +305,17 @@ async def walk(
         try:
             entries = await platform.fs.list(directory)
         except OSError as error:
-            yield directory, error
+            found.append((directory, error))
             continue
         below = []
         for entry in entries:
             path = join(directory, entry.name)
             if entry.stat.kind == "file":
-                yield path, entry
+                found.append((path, entry))
             elif entry.stat.kind == "directory" and level < depth and _is_new(entry.stat, seen):
                 below.append((path, level + 1))
         pending.extend(reversed(below))
+    return found
 
 
 def _is_new(stat: SessionStat, seen: set[str]) -> bool:

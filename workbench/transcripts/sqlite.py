@@ -43,6 +43,13 @@ class Database:
         async for row in self.sqlite.rows(self.path, f'SELECT {listed} FROM "{table}" {rest}', parameters):
             yield {**dict.fromkeys(wanted), **dict(zip(names, row, strict=True))}
 
+    async def first(
+        self, table: str, wanted: Sequence[str], rest: str = "", parameters: Sequence[object] = ()
+    ) -> dict[str, Any] | None:
+        """The first of these rows; None where there is none. Raises OSError."""
+        rows = [row async for row in self.select(table, wanted, f"{rest} LIMIT 1", parameters)]
+        return rows[0] if rows else None
+
     def pointer(self, table: str, key: object) -> RowPointer:
         """To a row by its primary key."""
         return RowPointer(path=self.path, table=table, key=str(key))
@@ -79,8 +86,12 @@ class SqliteAdapter(FileAdapter):
     tables: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def sessions(self, database: Database) -> AsyncIterator[tuple[str, HeadFacts]]:
+    async def sessions(self, database: Database) -> list[tuple[str, HeadFacts]]:
         """The key of each session that isn't part of another, and what its row tells. Raises OSError."""
+
+    async def first_prompt(self, database: Database, key: str) -> str | None:
+        """What a session's user asked first, looked up for its head; None where that can't be told. Raises OSError."""
+        return None
 
     @abstractmethod
     async def read_session(self, reading: Reading, database: Database, key: str) -> bool:
@@ -90,7 +101,7 @@ class SqliteAdapter(FileAdapter):
         self, platform: SessionPlatform, root: str, signal: CancelSignal | None
     ) -> AsyncIterator[SessionFile | SessionListFailure]:
         """The sessions of every database below a root."""
-        async for file in super().files(platform, root, signal):
+        for file in [file async for file in super().files(platform, root, signal)]:
             if isinstance(file, SessionListFailure):
                 yield file
                 continue
@@ -102,7 +113,7 @@ class SqliteAdapter(FileAdapter):
     ) -> AsyncIterator[SessionFile | SessionListFailure]:
         """The sessions of one database."""
         try:
-            async for key, facts in self.sessions(_database(platform, file.path)):
+            for key, facts in await self.sessions(_database(platform, file.path)):
                 raise_if_cancelled(signal)
                 yield SessionFile(f"{file.path}#{key}", file.stat, facts)
         except OSError as error:
@@ -113,7 +124,10 @@ class SqliteAdapter(FileAdapter):
         return Ends([])
 
     async def head(self, platform: SessionPlatform, file: SessionFile, ends: Ends) -> HeadFacts | None:
-        """What the listing of the database told."""
+        """What the listing of the database told, and the first prompt."""
+        if file.facts is not None:
+            path, key = split(file.path)
+            file.facts.first_prompt = await self.first_prompt(_database(platform, path), key)
         return file.facts
 
     def looks_right(self, ends: Ends) -> bool:

@@ -12,7 +12,8 @@ from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
 from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Lane, Place
 from workbench.transcripts.platform import SessionPlatform
-from workbench.transcripts.reading import END_BYTES, Ends, small_document, walk
+from workbench.transcripts.reading import Ends, small_document, walk
+from workbench.transcripts.siblings import Siblings
 from workbench.transcripts.values import block_text, count, items, mapping, moment, money, named, parse_partial, string
 
 _TYPES = frozenset(
@@ -50,7 +51,6 @@ _ENVELOPE = re.compile(r"\s*<(system-reminder|ide_opened_file|ide_selection)>.*?
 _COMMAND = re.compile(r"<command-name>(.*?)</command-name>", re.DOTALL)
 _ARGUMENTS = re.compile(r"<command-args>(.*?)</command-args>", re.DOTALL)
 _RECENT = 1000
-_PROJECTS = 64
 
 
 def typed(text: str) -> str:
@@ -76,7 +76,7 @@ class ClaudeCode(FileAdapter):
     depth = 1  # what lies below the projects is no session by itself
 
     def __init__(self) -> None:
-        self._beside = _Beside()
+        self._beside = Siblings(_is_lane, _owner)
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """`projects` of each configuration directory; a home may also be named by that directory itself."""
@@ -130,40 +130,9 @@ def _is_lane(path: str) -> bool:
     return name.startswith("agent-") and name.endswith(".jsonl")
 
 
-class _Beside:
-    """Whose the subagents' files are that lie beside the sessions of a project, of which there can be very many.
-
-    They are looked through once for all sessions of the project, until others lie there.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, str], tuple[SessionPlatform, tuple[str, ...], dict[str, list[str]]]] = {}
-
-    async def of(self, platform: SessionPlatform, directory: str, session: str) -> list[str]:
-        """The files that carry a session's id. Raises OSError."""
-        names = tuple(entry.name for entry in await platform.fs.list(directory) if _is_lane(entry.name))
-        if not names:
-            return []
-        key = (id(platform), directory)
-        known = self._known.pop(key, None)
-        if known is None or known[1] != names:
-            known = (platform, names, await self._look(platform, directory, names))
-        self._known[key] = known
-        if len(self._known) > _PROJECTS:
-            del self._known[next(iter(self._known))]
-        return known[2].get(session, [])
-
-    async def _look(self, platform: SessionPlatform, directory: str, names: tuple[str, ...]) -> dict[str, list[str]]:
-        owned: dict[str, list[str]] = {}
-        for name in names:
-            path = join(directory, name)
-            try:
-                data = await platform.fs.read(path, length=END_BYTES)
-            except OSError:
-                continue  # gone meanwhile, or it will fail where it is read
-            first = mapping(parse_partial(data.partition(b"\n")[0]))
-            owned.setdefault(string(first.get("sessionId")), []).append(path)
-        return owned
+def _owner(data: bytes) -> str:
+    """The session that a subagent's file belongs to: its first record says."""
+    return string(mapping(parse_partial(data.partition(b"\n")[0])).get("sessionId"))
 
 
 class _Titles:
@@ -222,7 +191,7 @@ def _prompts(record: dict[str, Any]) -> list[str]:
 class _Pass:
     """One reading of a session's files."""
 
-    def __init__(self, reading: Reading, path: str, beside: _Beside) -> None:
+    def __init__(self, reading: Reading, path: str, beside: Siblings) -> None:
         self._reading = reading
         self._recorder = reading.recorder
         self._recorder.session_id = stem(path)
@@ -243,7 +212,7 @@ class _Pass:
         """Files of the session's own directory, and, of the older form, those beside it that carry its id."""
         platform, folder = self._reading.platform, self._path.removesuffix(".jsonl")
         found: list[str] = []
-        async for path, entry in walk(platform, join(folder, "subagents"), signal=self._reading.signal):
+        for path, entry in await walk(platform, join(folder, "subagents"), signal=self._reading.signal):
             if not isinstance(entry, OSError) and _is_lane(path):
                 found.append(path)
             elif isinstance(entry, OSError) and not isinstance(entry, FileNotFoundError | NotADirectoryError):

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.protocol.messages import Usage
 from workbench.protocol.signal import CancelSignal
-from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, stem
+from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, UnknownGenerationError, stem
 from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
 from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, EditAction, Lane, Place, SessionListFailure
@@ -220,7 +220,7 @@ class _Rollouts:
         if self._paths is None:
             self._paths = []
             for name in ("sessions", "archived_sessions"):
-                async for path, found in walk(
+                for path, found in await walk(
                     self._reading.platform, join(self._home, name), signal=self._reading.signal
                 ):
                     if not isinstance(found, OSError) and _ROLLOUT.match(path.rpartition("/")[2]):
@@ -268,6 +268,7 @@ class _Thread:
 
     async def read(self) -> None:
         """All of it."""
+        unknown = ""
         async for record in self._reading.records(self._path):
             value, source = record.value, record.source
             at = moment(value.get("timestamp"))
@@ -286,9 +287,13 @@ class _Thread:
                 self._usage_record(payload, source, at)
             elif kind == "response_item":
                 self._item(payload, source, at)
+            elif "session" in value and "items" in value:
+                unknown = "one document, of 2025"
             elif not payload:
                 self._model = named(value.get("model")) or self._model
                 self._item(value, source, at)
+        if unknown:
+            raise UnknownGenerationError(unknown)
         if not self._counted:
             for id, (usage, source, at) in self._by_response.items():
                 self._recorder.request(id, source, lane=self._lane, at=at, model=self._model, usage=usage)

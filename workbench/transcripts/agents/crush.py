@@ -65,18 +65,22 @@ class Crush(SqliteAdapter):
             async for item in self.in_database(platform, SessionFile(path, stat), signal):
                 yield item
 
-    async def sessions(self, database: Database) -> AsyncIterator[tuple[str, HeadFacts]]:
+    async def sessions(self, database: Database) -> list[tuple[str, HeadFacts]]:
         """Those that no other session started."""
+        found = []
         async for row in database.select("sessions", _SESSION, "ORDER BY created_at, id"):
-            if row["parent_session_id"]:
-                continue
-            facts = HeadFacts(session_id=str(row["id"]), cwd=_project(database.path), title=named(row["title"]))
-            facts.seen(moment(row["created_at"]))
-            facts.seen(moment(row["updated_at"]))
-            async for message in database.select("messages", ("role", "parts"), f"{_ORDER} LIMIT 5", (row["id"],)):
-                if message["role"] == "user" and facts.first_prompt is None:
-                    facts.first_prompt = as_written(_text(message["parts"])) or None
-            yield str(row["id"]), facts
+            if not row["parent_session_id"]:
+                facts = HeadFacts(session_id=str(row["id"]), cwd=_project(database.path), title=named(row["title"]))
+                facts.seen(moment(row["created_at"]))
+                facts.seen(moment(row["updated_at"]))
+                found.append((str(row["id"]), facts))
+        return found
+
+    async def first_prompt(self, database: Database, key: str) -> str | None:
+        """The first text of a user."""
+        rows = [row async for row in database.select("messages", ("role", "parts"), f"{_ORDER} LIMIT 5", (key,))]
+        texts = (as_written(_text(row["parts"])) for row in rows if row["role"] == "user")
+        return next(filter(None, texts), None)
 
     async def read_session(self, reading: Reading, database: Database, key: str) -> bool:
         """A session and those that it started, which are its lanes; usage is told of each as a whole."""

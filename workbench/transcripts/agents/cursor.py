@@ -84,7 +84,7 @@ class Cursor(SqliteAdapter):
     async def head(self, platform: SessionPlatform, file: SessionFile, ends: Ends) -> HeadFacts | None:
         """What the database told, or a transcript's first prompt: it has no times, and no directory."""
         if file.facts is not None:
-            return file.facts
+            return await super().head(platform, file, ends)
         facts = HeadFacts(session_id=stem(file.path))
         for record in ends.records:
             if record.get("role") == "user" and facts.first_prompt is None:
@@ -111,38 +111,37 @@ class Cursor(SqliteAdapter):
                 return False
         return await super().detect(platform, ref)
 
-    async def sessions(self, database: Database) -> AsyncIterator[tuple[str, HeadFacts]]:
+    async def sessions(self, database: Database) -> list[tuple[str, HeadFacts]]:
         """The one of a store, or the editor's."""
         if database.path.endswith(_STORE):
             meta = await _meta(database)
             facts = HeadFacts(session_id=named(meta.get("agentId")), title=named(meta.get("name")))
-            facts.seen(moment(meta.get("createdAt")))
-            key = named(meta.get("agentId")) or parent(database.path).rpartition("/")[2]
-            # The time of the file tells when it was worked on; no record does.
-            facts.last_at = None
-            yield key, facts
-            return
+            # No record tells when it was worked on last; the file's time does.
+            facts.started_at = moment(meta.get("createdAt"))
+            return [(facts.session_id or parent(database.path).rpartition("/")[2], facts)]
+        found = []
         async for row in database.select("cursorDiskKV", ("key", "value"), "WHERE key GLOB 'composerData:*'"):
             composer = json_object(row["value"])
-            key = str(row["key"]).partition(":")[2]
-            headers = [mapping(header) for header in items(composer.get("fullConversationHeadersOnly"))]
-            if not composer or not (headers or composer.get("conversation")):
+            if not (composer.get("fullConversationHeadersOnly") or composer.get("conversation")):
                 continue  # opened, and never used
+            key = str(row["key"]).partition(":")[2]
             facts = HeadFacts(session_id=key, title=named(composer.get("name")), cwd=_workspace(composer))
             facts.seen(moment(composer.get("createdAt")))
             facts.seen(moment(composer.get("lastUpdatedAt")))
-            facts.first_prompt = await self._first_prompt(database, key, composer, headers)
-            yield key, facts
+            found.append((key, facts))
+        return found
 
-    async def _first_prompt(
-        self, database: Database, key: str, composer: dict[str, Any], headers: list[dict[str, Any]]
-    ) -> str | None:
+    async def first_prompt(self, database: Database, key: str) -> str | None:
+        """Of the editor's sessions the first bubble that a user typed."""
+        if database.path.endswith(_STORE):
+            return None
+        composer = await _value(database, f"composerData:{key}")
         for bubble in map(mapping, items(composer.get("conversation"))):
             if bubble.get("type") == 1 and _bubble_text(bubble):
                 return _bubble_text(bubble)
-        for header in headers[:5]:
+        for header in map(mapping, items(composer.get("fullConversationHeadersOnly"))[:5]):
             if header.get("type", 1) == 1:
-                bubble = await _bubble(database, key, string(header.get("bubbleId")))
+                bubble = await _value(database, f"bubbleId:{key}:{string(header.get('bubbleId'))}")
                 if bubble.get("type") == 1 and _bubble_text(bubble):
                     return _bubble_text(bubble)
         return None
@@ -154,7 +153,7 @@ class Cursor(SqliteAdapter):
             return
         reading.recorder.session_id = stem(path)
         await self._transcript(reading, path, MAIN_LANE)
-        async for other, entry in walk(
+        for other, entry in await walk(
             reading.platform, join(parent(path), "subagents"), depth=0, signal=reading.signal
         ):
             if not isinstance(entry, OSError) and other.endswith(".jsonl"):
@@ -174,11 +173,10 @@ class Cursor(SqliteAdapter):
             return await self._store(reading, database)
         recorder = reading.recorder
         source = database.pointer("cursorDiskKV", f"composerData:{key}")
-        rows = database.select("cursorDiskKV", ("value",), "WHERE key = ?", (source.key,))
-        found = [row["value"] async for row in rows]
-        if not found:
+        found = await database.first("cursorDiskKV", ("value",), "WHERE key = ?", (source.key,))
+        if found is None:
             return False
-        composer = json_object(found[0])
+        composer = json_object(found["value"])
         if not composer:
             recorder.skip(source, "not an object")
         recorder.title, recorder.cwd = named(composer.get("name")), _workspace(composer)
@@ -190,7 +188,7 @@ class Cursor(SqliteAdapter):
         for header in map(mapping, items(composer.get("fullConversationHeadersOnly"))):
             id = string(header.get("bubbleId"))
             pointer = database.pointer("cursorDiskKV", f"bubbleId:{key}:{id}")
-            if bubble := await _bubble(database, key, id):
+            if bubble := await _value(database, pointer.key):
                 self._bubble(reading, bubble, id, pointer, model)
         return True
 
@@ -266,18 +264,18 @@ def _linked(root: str, links: dict[str, list[str]], messages: dict[str, None]) -
 
 async def _meta(database: Database) -> dict[str, Any]:
     """What a store says of itself: JSON, in hexadecimal digits."""
-    async for row in database.select("meta", ("value",), "WHERE key = '0'"):
-        try:
-            return json_object(bytes.fromhex(string(row["value"])))
-        except ValueError:
-            return json_object(row["value"])
-    return {}
+    row = await database.first("meta", ("value",), "WHERE key = '0'")
+    value = None if row is None else row["value"]
+    try:
+        return json_object(bytes.fromhex(string(value)))
+    except ValueError:
+        return json_object(value)
 
 
-async def _bubble(database: Database, composer: str, id: str) -> dict[str, Any]:
-    async for row in database.select("cursorDiskKV", ("value",), "WHERE key = ?", (f"bubbleId:{composer}:{id}",)):
-        return json_object(row["value"])
-    return {}
+async def _value(database: Database, key: str) -> dict[str, Any]:
+    """The object that the editor keeps under a key; {} where there is none."""
+    row = await database.first("cursorDiskKV", ("value",), "WHERE key = ?", (key,))
+    return {} if row is None else json_object(row["value"])
 
 
 def _bubble_text(bubble: dict[str, Any]) -> str:

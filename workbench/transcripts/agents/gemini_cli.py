@@ -118,7 +118,7 @@ class GeminiCli(FileAdapter):
         session = reading.recorder.session_id
         if not session or "/" in session:
             return
-        async for lane, entry in walk(reading.platform, join(parent(path), session), depth=0, signal=reading.signal):
+        for lane, entry in await walk(reading.platform, join(parent(path), session), depth=0, signal=reading.signal):
             if not isinstance(entry, OSError) and lane.endswith(".jsonl"):
                 reading.recorder.lane(Lane(id=stem(lane), parent=MAIN_LANE, path=lane))
                 await pass_.read(lane, stem(lane))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 from workbench.protocol.messages import Usage
@@ -62,8 +61,9 @@ class Goose(SqliteAdapter):
         """The database."""
         return path[len(root) :].strip("/") == "sessions.db"
 
-    async def sessions(self, database: Database) -> AsyncIterator[tuple[str, HeadFacts]]:
+    async def sessions(self, database: Database) -> list[tuple[str, HeadFacts]]:
         """Those that a person or a schedule began."""
+        found = []
         async for row in database.select("sessions", _SESSION, "ORDER BY id"):
             if row["session_type"] in _HIDDEN or row["parent_session_id"]:
                 continue
@@ -71,22 +71,21 @@ class Goose(SqliteAdapter):
             facts.title = named(row["name"]) or named(row["description"])
             facts.seen(moment(row["created_at"]))
             facts.seen(moment(row["updated_at"]))
-            wanted = ("role", "content_json", "metadata_json")
-            async for message in database.select(
-                "messages", wanted, "WHERE session_id = ? ORDER BY id LIMIT 20", (row["id"],)
-            ):
-                if message["role"] == "user" and _is_shown(message):
-                    facts.first_prompt = as_written(block_text(json_list(message["content_json"]), "text")) or None
-                if facts.first_prompt:
-                    break
-            yield str(row["id"]), facts
+            found.append((str(row["id"]), facts))
+        return found
+
+    async def first_prompt(self, database: Database, key: str) -> str | None:
+        """The first text of a user that was shown."""
+        wanted, order = ("role", "content_json", "metadata_json"), "WHERE session_id = ? ORDER BY id LIMIT 20"
+        rows = [row async for row in database.select("messages", wanted, order, (key,))]
+        shown = (row for row in rows if row["role"] == "user" and _is_shown(row))
+        texts = (as_written(block_text(json_list(row["content_json"]), "text")) for row in shown)
+        return next(filter(None, texts), None)
 
     async def read_session(self, reading: Reading, database: Database, key: str) -> bool:
         """The messages that were shown, and what the ledger, or else the session, tells of usage."""
         recorder = reading.recorder
-        session: dict[str, Any] | None = None
-        async for row in database.select("sessions", _SESSION, "WHERE id = ?", (key,)):
-            session = row
+        session = await database.first("sessions", _SESSION, "WHERE id = ?", (key,))
         if session is None:
             return False
         recorder.title = named(session["name"]) or named(session["description"])

@@ -21,9 +21,10 @@ from workbench.transcripts.models import (
     Source,
 )
 from workbench.transcripts.platform import SessionPlatform
-from workbench.transcripts.reading import raise_if_cancelled, small_document, walk
+from workbench.transcripts.reading import Ends, raise_if_cancelled, small_document, walk
+from workbench.transcripts.siblings import Siblings
 from workbench.transcripts.sqlite import Database, SqliteAdapter, json_object, split
-from workbench.transcripts.values import count, mapping, moment, money, named, string
+from workbench.transcripts.values import count, mapping, moment, money, named, parse_partial, string
 
 _DEFAULT_TITLE = "New session - "
 _SESSION = ("id", "parent_id", "directory", "title", "time_created", "time_updated")
@@ -36,6 +37,9 @@ class OpenCode(SqliteAdapter):
     display_name = "OpenCode"
     capabilities: ClassVar[tuple[Capability, ...]] = CAPABILITIES
     tables = ("session", "message", "part")
+
+    def __init__(self) -> None:
+        self._children = Siblings(lambda name: name.endswith(".json"), _parent_of)
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """Its data directory."""
@@ -53,8 +57,8 @@ class OpenCode(SqliteAdapter):
     ) -> AsyncIterator[SessionFile | SessionListFailure]:
         """Those of databases, then those of files that no database has."""
         ids: set[str | None] = set()
-        databases = [entry async for entry in walk(platform, root, depth=0, signal=signal)]
-        trees = [entry async for entry in walk(platform, join(root, "storage", "session"), depth=1, signal=signal)]
+        databases = await walk(platform, root, depth=0, signal=signal)
+        trees = await walk(platform, join(root, "storage", "session"), depth=1, signal=signal)
         for path, found in (*databases, *trees):
             if isinstance(found, OSError):
                 if not isinstance(found, FileNotFoundError):
@@ -70,26 +74,33 @@ class OpenCode(SqliteAdapter):
                 if facts is not None and facts.session_id not in ids:
                     yield SessionFile(path, found.stat, facts)
 
-    async def sessions(self, database: Database) -> AsyncIterator[tuple[str, HeadFacts]]:
+    async def sessions(self, database: Database) -> list[tuple[str, HeadFacts]]:
         """Those that no other session started."""
+        found = []
         async for row in database.select("session", _SESSION, "ORDER BY id"):
             if row["parent_id"] is None:
                 key = str(row["id"])
                 facts = HeadFacts(session_id=key, cwd=named(row["directory"]), title=_title(row["title"]))
                 facts.seen(moment(row["time_created"]))
                 facts.seen(moment(row["time_updated"]))
-                facts.first_prompt = await self._first_prompt(database, key)
-                yield key, facts
+                found.append((key, facts))
+        return found
 
-    async def _first_prompt(self, database: Database, session: str) -> str | None:
+    async def first_prompt(self, database: Database, key: str) -> str | None:
+        """What was typed into the first message of a user."""
         order = "WHERE session_id = ? ORDER BY time_created, id LIMIT 5"
-        async for message in database.select("message", ("id", "data"), order, (session,)):
+        messages = [row async for row in database.select("message", ("id", "data"), order, (key,))]
+        for message in messages:
             if json_object(message["data"]).get("role") == "user":
-                parts = database.select("part", ("id", "data"), "WHERE message_id = ? ORDER BY id", (message["id"],))
-                async for part in parts:
-                    if text := _typed(json_object(part["data"])):
-                        return text
+                parts = database.select("part", ("data",), "WHERE message_id = ? ORDER BY id", (message["id"],))
+                texts = [_typed(json_object(part["data"])) async for part in parts]
+                if any(texts):
+                    return next(filter(None, texts))
         return None
+
+    async def head(self, platform: SessionPlatform, file: SessionFile, ends: Ends) -> HeadFacts | None:
+        """From the database, or as the tree told it."""
+        return file.facts if file.path.endswith(".json") else await super().head(platform, file, ends)
 
     async def _tree_head(self, platform: SessionPlatform, path: str) -> HeadFacts | None:
         session = await small_document(platform, path)
@@ -101,16 +112,16 @@ class OpenCode(SqliteAdapter):
         facts.seen(moment(times.get("created")))
         facts.seen(moment(times.get("updated")))
         storage = parent(parent(parent(path)))
-        async for message_path, found in walk(platform, join(storage, "message", str(facts.session_id)), depth=0):
+        for message_path, found in await walk(platform, join(storage, "message", str(facts.session_id)), depth=0):
             if isinstance(found, OSError):
                 break
             message = await small_document(platform, message_path)
             if message.get("role") != "user":
                 continue
-            async for _, part in _parts(platform, storage, message, message_path):
-                if text := _typed(part):
-                    facts.first_prompt = text
-                    return facts
+            texts = [_typed(part) for _, part in await _parts(platform, storage, message, message_path)]
+            if any(texts):
+                facts.first_prompt = next(filter(None, texts))
+                break
         return facts
 
     async def detect(self, platform: SessionPlatform, ref: SessionRef) -> bool:
@@ -132,23 +143,16 @@ class OpenCode(SqliteAdapter):
         for key in ("created", "updated"):
             recorder.seen(moment(mapping(session.get("time")).get(key)))
         await self._read_tree(reading, parent(parent(parent(path))), recorder.session_id, MAIN_LANE)
-        for lane, other in await self._children(reading, path, recorder.session_id):
-            recorder.lane(Lane(id=lane, parent=MAIN_LANE, name=_title(other.get("title")), path=path))
+        for other in await self._children.of(reading.platform, parent(path), recorder.session_id):
+            about = await small_document(reading.platform, other)
+            lane = named(about.get("id")) or stem(other)
+            recorder.lane(Lane(id=lane, parent=MAIN_LANE, name=_title(about.get("title")), path=other))
             await self._read_tree(reading, parent(parent(parent(path))), lane, lane)
-
-    async def _children(self, reading: Reading, path: str, session: str) -> list[tuple[str, dict[str, Any]]]:
-        found = []
-        async for other, entry in walk(reading.platform, parent(path), depth=0, signal=reading.signal):
-            if not isinstance(entry, OSError) and other != path:
-                about = await small_document(reading.platform, other)
-                if about.get("parentID") == session:
-                    found.append((named(about.get("id")) or stem(other), about))
-        return found
 
     async def _read_tree(self, reading: Reading, storage: str, session: str, lane: str) -> None:
         if "/" in session:
             return
-        async for path, found in walk(
+        for path, found in await walk(
             reading.platform, join(storage, "message", session), depth=0, signal=reading.signal
         ):
             if isinstance(found, OSError):
@@ -158,7 +162,7 @@ class OpenCode(SqliteAdapter):
             message = mapping(await reading.document(path))
             source = DocumentPointer(path=path, pointer="")
             self._message(reading, message, named(message.get("id")) or stem(path), source, lane)
-            async for part_path, part in _parts(reading.platform, storage, message, path):
+            for part_path, part in await _parts(reading.platform, storage, message, path):
                 self._part(reading, message, part, DocumentPointer(path=part_path, pointer=""), lane)
 
     async def read_session(self, reading: Reading, database: Database, key: str) -> bool:
@@ -248,6 +252,11 @@ def _typed(part: dict[str, Any]) -> str:
     return as_written(string(part.get("text")))
 
 
+def _parent_of(data: bytes) -> str:
+    """The session that started the one of a file of the older form."""
+    return string(mapping(parse_partial(data)).get("parentID"))
+
+
 def _title(title: object) -> str | None:
     text = named(title)
     return None if text is None or text.startswith(_DEFAULT_TITLE) else text
@@ -255,18 +264,14 @@ def _title(title: object) -> str | None:
 
 async def _parts(
     platform: SessionPlatform, storage: str, message: dict[str, Any], path: str
-) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+) -> list[tuple[str, dict[str, Any]]]:
     """The parts of a message's directory; of the first layout, where they lie together, those that name it."""
     id = named(message.get("id")) or stem(path)
     if "/" in id:
-        return
+        return []
     for directory, own in ((join(storage, "part", id), True), (join(storage, "part"), False)):
-        found = False
-        async for part_path, entry in walk(platform, directory, depth=0):
-            if not isinstance(entry, OSError):
-                found = True
-                part = await small_document(platform, part_path)
-                if own or part.get("messageID") == id:
-                    yield part_path, part
-        if found:
-            return
+        paths = [path for path, entry in await walk(platform, directory, depth=0) if not isinstance(entry, OSError)]
+        if paths:
+            parts = [(path, await small_document(platform, path)) for path in paths]
+            return [(path, part) for path, part in parts if own or part.get("messageID") == id]
+    return []

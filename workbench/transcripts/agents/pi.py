@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from workbench.protocol.messages import Usage
-from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, stem
+from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, UnknownGenerationError, stem
 from workbench.transcripts.messages import as_written, tell_call, tell_message
 from workbench.transcripts.models import Capability, Place
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends
 from workbench.transcripts.trees import Branches
 from workbench.transcripts.values import block_text, count, mapping, moment, money, named, string
+
+_NEWEST = 3
 
 
 class Pi(FileAdapter):
@@ -56,15 +58,18 @@ class Pi(FileAdapter):
         return facts
 
     async def read(self, reading: Reading, path: str) -> None:
-        """All entries; those off the branch that the session ended on are abandoned."""
+        """All entries; those off the branch that the session ended on are abandoned. Raises as its base."""
         recorder = reading.recorder
         recorder.session_id = stem(path)
         branches = Branches()
+        unknown = ""
         async for record in reading.records(path):
             value, kind = record.value, record.value.get("type")
             at = moment(value.get("timestamp"))
             recorder.seen(at)
             if kind == "session":
+                if count(value.get("version")) > _NEWEST:
+                    unknown = f"version {count(value['version'])}"
                 recorder.session_id = named(value.get("id")) or recorder.session_id
                 recorder.cwd = named(value.get("cwd")) or recorder.cwd
                 continue
@@ -77,6 +82,8 @@ class Pi(FileAdapter):
                 recorder.compaction(record.source, at=at, tokens_before=count(value.get("tokensBefore")) or None)
             elif kind == "message":
                 self._message(reading, value, mapping(value.get("message")), record.source)
+        if unknown:
+            raise UnknownGenerationError(unknown)
         recorder.abandon(branches.dead())
 
     def _message(self, reading: Reading, entry: dict[str, Any], message: dict[str, Any], source: Place) -> None:

@@ -51,7 +51,7 @@ class Workbench(DocumentAdapter):
         except OSError:
             workspaces = ()
         for place in (root, *(join(root, "workspaces", workspace.name) for workspace in workspaces)):
-            async for path, found in walk(platform, join(place, "sessions"), depth=1, signal=signal):
+            for path, found in await walk(platform, join(place, "sessions"), depth=1, signal=signal):
                 if isinstance(found, OSError):
                     if not isinstance(found, FileNotFoundError | NotADirectoryError):
                         yield self._failure(path, found)

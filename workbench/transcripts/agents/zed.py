@@ -41,16 +41,18 @@ class Zed(SqliteAdapter):
         """The database."""
         return path[len(root) :].strip("/") == "threads.db"
 
-    async def sessions(self, database: Database) -> AsyncIterator[tuple[str, HeadFacts]]:
+    async def sessions(self, database: Database) -> list[tuple[str, HeadFacts]]:
         """Those that no other thread started. What was asked is inside the threads, which a listing doesn't open."""
+        found = []
         wanted = tuple(name for name in _THREAD if name != "data")
         async for row in database.select("threads", wanted, "ORDER BY updated_at, id"):
-            if row["parent_id"]:
-                continue
-            facts = HeadFacts(session_id=str(row["id"]), title=named(row["summary"]), cwd=_folder(row["folder_paths"]))
-            facts.seen(moment(row["created_at"]))
-            facts.last_at = moment(row["updated_at"])
-            yield str(row["id"]), facts
+            if not row["parent_id"]:
+                cwd = _folder(row["folder_paths"])
+                facts = HeadFacts(session_id=str(row["id"]), title=named(row["summary"]), cwd=cwd)
+                facts.seen(moment(row["created_at"]))
+                facts.last_at = moment(row["updated_at"])
+                found.append((str(row["id"]), facts))
+        return found
 
     async def read_session(self, reading: Reading, database: Database, key: str) -> bool:
         """A thread and those that it started, which are its lanes."""
