@@ -121,7 +121,7 @@ class _OneByOne(MemoryHistory):
     async def append(self, session_id: str, *messages: ChatMessage) -> None:
         for message in messages:
             await super().append(session_id, message)
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
 
 class _ReadThenWrite(MemoryHistory):
@@ -129,7 +129,7 @@ class _ReadThenWrite(MemoryHistory):
 
     async def append(self, session_id: str, *messages: ChatMessage) -> None:
         before = await self.read(session_id)
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         self._messages[session_id] = [*before, *messages]
 
 
@@ -178,7 +178,7 @@ class _Cut(MemoryHistory):
 class _NoLock:
     @contextlib.asynccontextmanager
     async def lock(self, session_id: str) -> AsyncIterator[None]:
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         yield
 
 
@@ -196,7 +196,7 @@ class _KeptByErrors:
     @contextlib.asynccontextmanager
     async def lock(self, session_id: str) -> AsyncIterator[None]:
         while session_id in self._held:
-            await anyio.sleep(0.001)
+            await anyio.lowlevel.checkpoint()
         self._held.add(session_id)
         yield
         self._held.remove(session_id)
@@ -214,7 +214,7 @@ class _LostByWaiters:
         self._held[session_id] = turn + 1
         if turn:
             while self._held[session_id] > turn:
-                await anyio.sleep(0.001)
+                await anyio.lowlevel.checkpoint()
         try:
             yield
         finally:
@@ -304,7 +304,7 @@ class _Truncating:
         with self._file(session.id).open("w") as file:
             file.write(text[:100])
             file.flush()
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             file.write(text[100:])
 
     async def delete(self, id: str) -> None:

@@ -99,7 +99,7 @@ async def test_what_is_published_is_written_in_order_but_for_thinking(store: Fil
             else:
                 writer.add(texts(id, number)[0])
         if number % 25 == 0:
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
     writer.add(SessionDeleted(seq=101, session_id="s"))
     await writer.flush()
     for id in ("s", "tenant/other"):

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from tests.agent.support import LONG, Gate, calling, end, of, pairs, panic, read, registry, results, shout, talk, the
+from tests.waiting import until
 from workbench.agent.history import MemoryHistory, StoreHistory
 from workbench.agent.options import SessionOptions
 from workbench.agent.prompt import create_message
@@ -570,8 +571,7 @@ async def test_a_caller_that_cancels_may_stop_reading() -> None:
     releases the lock and closes the channel."""
     async with talk(Turn(deltas=["x"] * 2_000), Turn(text="next")) as it:
         run = it.session.run("a")
-        while it.types().count("text") < 300:
-            await anyio.sleep(0.01)
+        await until(lambda: it.types().count("text") >= 300)
         assert run.cancel()
         with anyio.fail_after(LONG):
             await run.wait_finished()
@@ -599,8 +599,7 @@ async def test_the_loop_waits_for_a_slow_reader_and_result_lifts_that() -> None:
     many = Turn(deltas=["x"] * 300, tool_calls=[Turn.call("shout", {"text": "a"})])
     async with talk(many, Turn(text="end"), tools=[shout]) as it:
         run = it.session.run("a")
-        while "message.completed" not in it.types()[1:]:
-            await anyio.sleep(0.01)
+        await until(lambda: "message.completed" in it.types()[1:])
         for _ in range(50):
             await anyio.lowlevel.checkpoint()
         assert "tool_result" not in it.types()
@@ -615,8 +614,7 @@ async def test_a_run_that_waits_for_a_reader_ends_when_cancelled() -> None:
     many = Turn(deltas=["x"] * 300, tool_calls=[Turn.call("shout", {"text": "a"})])
     async with talk(many, tools=[shout]) as it:
         run = it.session.run("a")
-        while "message.completed" not in it.types()[1:]:
-            await anyio.sleep(0.01)
+        await until(lambda: "message.completed" in it.types()[1:])
         run.cancel()
         with anyio.fail_after(LONG):
             assert (await run.result()).end_reason == "cancelled"

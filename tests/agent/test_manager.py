@@ -771,7 +771,7 @@ async def test_any_task_may_close_while_others_run_and_make_sessions() -> None:
     async def make_many() -> None:
         while True:
             await sessions.create()
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
     async def create() -> None:
         with pytest.raises(SessionClosedError):
@@ -779,7 +779,7 @@ async def test_any_task_may_close_while_others_run_and_make_sessions() -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(create)
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         tasks.start_soon(sessions.close)
         tasks.start_soon(sessions.close)
     assert [run.done for run in runs] == [True] * 5
@@ -794,7 +794,7 @@ async def test_a_cancelled_caller_still_closes_what_it_opened() -> None:
             made = await sessions.create()
             runs.append(made.start("hello"))
             scope.cancel()
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
     assert scope.cancelled_caught
     assert runs[0].done
 

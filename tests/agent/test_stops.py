@@ -284,11 +284,9 @@ async def test_nothing_is_left_of_a_run_that_is_cancelled_after_any_number_of_st
 async def _reached(point: Point, events: list[Any]) -> None:
     """Wait until the run waits at the point."""
     if point.name == "retry":
-        while not of(events, "notice"):
-            await anyio.sleep(0.005)
+        await until(lambda: of(events, "notice"))
     elif point.name == "reader":
-        while len(of(events, "text")) < 300:
-            await anyio.sleep(0.005)
+        await until(lambda: len(of(events, "text")) >= 300)
     else:
         await point.entered.wait()
 

@@ -416,9 +416,7 @@ async def test_somebody_is_asked_once_about_each_host_and_the_request_waits(
         assert (await inside.run("echo", "here")).stdout == b"here\n"
         assert found == []
         answered.set()
-        with anyio.fail_after(30):
-            while len(found) < 2:
-                await anyio.sleep(0.01)
+        await until(lambda: len(found) == 2)
         assert found == [b"200 4\n", b"200 4\n"]
         assert await inside.python(GET, f"http://{other.place}/") == b"403\n"
         assert await inside.python(GET, f"http://{other.place}/") == b"403\n"
@@ -474,9 +472,7 @@ async def test_a_frozen_sandbox_goes_on_where_it_was(sandbox: Open, server: Serv
         for _ in range(5):
             async with inside.client.freeze():
                 pass
-        with anyio.fail_after(60):
-            while not found:
-                await anyio.sleep(0.01)
+        await until(lambda: found, seconds=60)
     assert found == [b"200 20000000\n"]
 
 
