@@ -36,7 +36,7 @@ class Crush(SqliteAdapter):
     agent = "crush"
     display_name = "Crush"
     capabilities: ClassVar[tuple[Capability, ...]] = CAPABILITIES
-    tables = ("sessions", "messages", "files")
+    signs = ("sessions.prompt_tokens", "messages.parts")
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """Where the list of projects is."""
