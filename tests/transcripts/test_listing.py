@@ -113,6 +113,21 @@ def test_an_adapter_of_one_s_own_brings_its_home(tmp_path: Path) -> None:
     assert [head.ref.agent for head in heads] == ["mine"]
 
 
+def test_an_adapter_may_list_by_an_iterator_that_is_no_generator(tmp_path: Path) -> None:
+    class Nothing:
+        def __aiter__(self) -> Nothing:
+            return self
+
+        async def __anext__(self) -> Item:
+            raise StopAsyncIteration
+
+    class Mine(type(find_adapter("codex"))):  # type: ignore[misc]
+        def discover(self, *_: object, **__: object) -> Nothing:
+            return Nothing()
+
+    assert listed(LocalPlatform(env={}, home=str(tmp_path)), providers=[Provider(sessions={"codex": Mine()})]) == []
+
+
 def test_a_home_is_the_adapter_s_own_else_the_catalog_s_else_unsupported() -> None:
     @dataclass
     class Someone:

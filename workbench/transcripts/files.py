@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.adapter import ReadProgress
@@ -31,6 +30,7 @@ from workbench.transcripts.platform import SessionPlatform, SessionStat
 from workbench.transcripts.reading import (
     Ends,
     Record,
+    closing,
     raise_if_cancelled,
     read_document,
     read_document_ends,
@@ -178,9 +178,8 @@ class FileAdapter(ABC):
         except OSError as error:
             yield self._failure(root, error)
             return
-        files = self.files(platform, root, signal)
-        async with aclosing(cast("AsyncGenerator[SessionFile | SessionListFailure, None]", files)) as found:
-            async for file in found:
+        async with closing(self.files(platform, root, signal)) as files:
+            async for file in files:
                 raise_if_cancelled(signal)
                 if isinstance(file, SessionListFailure):
                     yield file

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from typing import TypeGuard, cast
+from typing import TypeGuard
 
 from workbench.errors import CapabilityUnsupportedError
 from workbench.protocol.signal import CancelSignal
@@ -13,6 +12,7 @@ from workbench.transcripts.homes import HomeContext, Provider, agent_id, session
 from workbench.transcripts.models import ReadFailed, SessionHead, SessionListFailure
 from workbench.transcripts.platform import HostPlatform
 from workbench.transcripts.providers import default_providers
+from workbench.transcripts.reading import closing
 
 
 def is_session_head(item: SessionHead | SessionListFailure) -> TypeGuard[SessionHead]:
@@ -77,10 +77,7 @@ async def list_sessions(
     for adapter, root in rooted:
         if signal is not None:
             signal.raise_if_cancelled()
-        found = cast(
-            AsyncGenerator[SessionHead | SessionListFailure, None], adapter.discover(platform, root, signal=signal)
-        )
-        async with aclosing(found):
+        async with closing(adapter.discover(platform, root, signal=signal)) as found:
             async for item in found:
                 total += is_session_head(item) or _is_of_a_file(item, root)
                 yield item

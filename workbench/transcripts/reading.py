@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.adapter import ReadProgress
@@ -15,6 +15,8 @@ from workbench.transcripts.models import Place
 from workbench.transcripts.platform import SessionEntry, SessionPlatform, SessionStat
 from workbench.transcripts.values import last_moment_in, mapping, parse_all, parse_fast, parse_partial
 from workbench.transcripts.zstd import MAGIC
+
+T = TypeVar("T")
 
 END_BYTES = 65_536
 _CHUNK_BYTES = 1 << 20
@@ -60,6 +62,16 @@ class Record:
     problem: str = ""
 
 
+@asynccontextmanager
+async def closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """As `contextlib.aclosing`, of an iterator of somebody else's too, which may have nothing to close."""
+    try:
+        yield iterator
+    finally:
+        if isinstance(iterator, AsyncGenerator):
+            await iterator.aclose()
+
+
 def raise_if_cancelled(signal: CancelSignal | None) -> None:
     """Raises the signal's reason once it's cancelled."""
     if signal is not None:
@@ -103,7 +115,7 @@ async def _decompressed(platform: SessionPlatform, path: str, data: bytes) -> by
         yield data
 
     pieces, size = [], 0
-    async with aclosing(cast("AsyncGenerator[bytes, None]", platform.decompress(given()))) as decompressed:
+    async with closing(platform.decompress(given())) as decompressed:
         async for piece in decompressed:
             pieces.append(piece)
             size += len(piece)

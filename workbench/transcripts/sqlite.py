@@ -83,7 +83,8 @@ def split(path: str) -> tuple[str, str]:
 class SqliteAdapter(FileAdapter):
     """As its base, for a database of sessions: its path and a session's key, joined by a `#`, are the session's."""
 
-    tables: ClassVar[tuple[str, ...]]
+    signs: ClassVar[tuple[str, ...]]
+    """Columns, `table.column` each, by which such a database is told from others."""
 
     @abstractmethod
     async def sessions(self, database: Database) -> list[tuple[str, HeadFacts]]:
@@ -131,17 +132,18 @@ class SqliteAdapter(FileAdapter):
         return file.facts
 
     def looks_right(self, ends: Ends) -> bool:
-        """A database is asked for its tables instead."""
+        """A database is asked for its columns instead."""
         return False
 
     async def detect(self, platform: SessionPlatform, ref: SessionRef) -> bool:
-        """Whether `ref.path` names a database, or a session in one, that has the agent's tables."""
+        """Whether `ref.path` names a database, or a session in one, that has the agent's columns."""
         path, _ = split(ref.path)
         try:
             if await platform.fs.read(path, length=len(_HEADER)) != _HEADER:
                 return False
             database = _database(platform, path)
-            return all([await database.columns(table) for table in self.tables])
+            signs = [sign.split(".") for sign in self.signs]
+            return all([column in await database.columns(table) for table, column in signs])
         except OSError:
             return False
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from workbench.protocol.messages import Usage
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, parent
 from workbench.transcripts.homes import AgentHome
-from workbench.transcripts.models import Capability, LinePointer
+from workbench.transcripts.models import Capability, EditAction, LinePointer
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import END_BYTES, Content, Ends
 from workbench.transcripts.values import money
@@ -108,8 +108,8 @@ class Aider(FileAdapter):
     def _told(self, reading: Reading, text: str, source: LinePointer, at: datetime | None, number: int) -> None:
         recorder = reading.recorder
         if found := _EDIT.match(text):
-            action = "add" if found[1].startswith("Creating") else "update"
-            recorder.edit(found[2], source, action=action, at=at)  # type: ignore[arg-type]
+            action: EditAction = "add" if found[1].startswith("Creating") else "update"
+            recorder.edit(found[2], source, action=action, at=at)
         elif used := _TOKENS.match(text):
             sent, written, read, received = (_tokens(used[n], used[n + 1]) for n in (1, 3, 5, 7))
             usage = Usage(

@@ -91,8 +91,9 @@ class ClaudeCode(FileAdapter):
         """A record of a known type that belongs to a session, or a message in the API's form."""
         for record in ends.head[:5]:
             if string(record.get("type")) in _TYPES and "payload" not in record:
-                content = "content" in mapping(record.get("message"))
-                if content or (record.get("sessionId") and "parts" not in record) or "leafUuid" in record:
+                message = mapping(record.get("message"))
+                qwen = "parts" in message or "systemPayload" in record
+                if "content" in message or (record.get("sessionId") and not qwen) or "leafUuid" in record:
                     return True
                 if record.get("type") == "file-history-snapshot":
                     return True

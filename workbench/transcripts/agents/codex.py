@@ -13,7 +13,7 @@ from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, UnknownGenerationError, stem
 from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
-from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, EditAction, Lane, Place, SessionListFailure
+from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, EditAction, EventKind, Lane, Place, SessionListFailure
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Content, Ends, walk
 from workbench.transcripts.values import block_text, count, items, mapping, moment, named, parse, string
@@ -351,8 +351,8 @@ class _Thread:
 
     def _prompt(self, text: str, stream: int, source: Place, at: Any) -> None:
         if self._prompts.is_new(text, stream):
-            kind = "prompt" if self._lane == MAIN_LANE else "context"
-            self._recorder.event(kind, source, lane=self._lane, at=at, text=text)  # type: ignore[arg-type]
+            kind: EventKind = "prompt" if self._lane == MAIN_LANE else "context"
+            self._recorder.event(kind, source, lane=self._lane, at=at, text=text)
 
     def _say(self, text: str, stream: int, source: Place, at: Any) -> None:
         if text and self._replies.is_new(text, stream):

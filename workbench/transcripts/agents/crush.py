@@ -10,7 +10,15 @@ from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.files import HeadFacts, Reading, SessionFile, parent
 from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import as_written, tell_call
-from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, Capability, Lane, RowPointer, SessionListFailure
+from workbench.transcripts.models import (
+    CAPABILITIES,
+    MAIN_LANE,
+    Capability,
+    EventKind,
+    Lane,
+    RowPointer,
+    SessionListFailure,
+)
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import raise_if_cancelled, small_document
 from workbench.transcripts.sqlite import Database, SqliteAdapter, json_list
@@ -36,7 +44,7 @@ class Crush(SqliteAdapter):
     agent = "crush"
     display_name = "Crush"
     capabilities: ClassVar[tuple[Capability, ...]] = CAPABILITIES
-    tables = ("sessions", "messages", "files")
+    signs = ("sessions.prompt_tokens", "messages.parts")
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """Where the list of projects is."""
@@ -127,8 +135,8 @@ class Crush(SqliteAdapter):
             text = string(data.get("text"))
             if kind == "text" and as_written(text):
                 user = row["role"] == "user"
-                kind_told = "prompt" if user and lane == MAIN_LANE else "context" if user else "reply"
-                recorder.event(kind_told, source, lane=lane, at=at, text=as_written(text))  # type: ignore[arg-type]
+                told: EventKind = "prompt" if user and lane == MAIN_LANE else "context" if user else "reply"
+                recorder.event(told, source, lane=lane, at=at, text=as_written(text))
             elif kind == "reasoning":
                 recorder.event("reasoning", source, lane=lane, at=at, text=string(data.get("thinking")))
             elif kind == "tool_call":

@@ -47,7 +47,7 @@ class Cursor(SqliteAdapter):
         "times",
         "lanes",
     )
-    tables = ("blobs", "meta")
+    signs = ("blobs.data", "meta.value")
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """Transcripts, the command line's chats, the editor's storage."""

@@ -54,7 +54,7 @@ class Goose(SqliteAdapter):
         "times",
     )
     directory = "sessions"
-    tables = ("sessions", "messages")
+    signs = ("sessions.working_dir", "messages.content_json")
     depth = 0
 
     def is_session(self, path: str, root: str) -> bool:

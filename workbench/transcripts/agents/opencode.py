@@ -36,7 +36,7 @@ class OpenCode(SqliteAdapter):
     agent = "opencode"
     display_name = "OpenCode"
     capabilities: ClassVar[tuple[Capability, ...]] = CAPABILITIES
-    tables = ("session", "message", "part")
+    signs = ("session.directory", "message.data", "part.message_id")
 
     def __init__(self) -> None:
         self._children = Siblings(lambda name: name.endswith(".json"), _parent_of)

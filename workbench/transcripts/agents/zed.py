@@ -34,7 +34,7 @@ class Zed(SqliteAdapter):
         "lanes",
     )
     directory = "threads"
-    tables = ("threads",)
+    signs = ("threads.data_type", "threads.data")
     depth = 0
 
     def is_session(self, path: str, root: str) -> bool:
