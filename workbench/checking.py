@@ -12,7 +12,7 @@ from workbench.checkpoints.restore import restore
 from workbench.checkpoints.store import CheckpointStore
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
-from workbench.sandbox import leftovers, runtime
+from workbench.sandbox import leftovers
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.session import OverlayDirectory
@@ -82,6 +82,5 @@ class Checking:
     def _remove(self, overlay: OverlayDirectory) -> None:
         with overlay.lock(timeout=30.0):
             leftovers.unmount(overlay, self._state.id)
-            runtime.remove_socket(overlay.path)
             aside = self._state.set_aside(overlay.path)
         leftovers.remove_tree(aside, image=self._overlay.record().image)

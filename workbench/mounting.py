@@ -70,9 +70,10 @@ class SandboxOptions:
     `backend` is `auto`, `docker`, `namespace` or `none` (files only); what a session had first stays, unless it's
     named. `image` empty is the session's, else the default one. `environment` is added to what commands get. `limits`
     None are those of the warm sandbox, else the default ones. `idle_seconds` is how long a sandbox without commands
-    stays. `sharing` is `mounted`, or `copied`: then a container engine works on copies of the layers, as one that doesn't
-    share this machine's files must; `$WORKBENCH_SHARING` where it isn't given. `egress` is what the commands that are run
-    with these options may reach.
+    stays. `runtime` is the engine's, such as runsc, `$WORKBENCH_RUNTIME` where it isn't given. `sharing` is `mounted`, or
+    `copied`: then a container engine works on copies of the layers, as one that doesn't share this machine's files must;
+    `$WORKBENCH_SHARING` where it isn't given. `keep_home` has the home directory inside kept with the session, from then
+    on. `egress` is what the commands that are run with these options may reach.
     """
 
     backend: str = "auto"
@@ -80,7 +81,7 @@ class SandboxOptions:
     environment: dict[str, str] = field(default_factory=dict)
     limits: Limits | None = None
     idle_seconds: float = 600
-    runtime: str = ""
+    runtime: str = field(default_factory=lambda: os.environ.get("WORKBENCH_RUNTIME", ""))
     sharing: str = field(default_factory=lambda: os.environ.get("WORKBENCH_SHARING") or "mounted")
     keep_home: bool = False
     egress: Egress = field(default_factory=Egress)
@@ -110,12 +111,13 @@ class Mounting:
     # Starting
 
     def fits(self, sandbox: KeeperInfo) -> bool:
-        """Whether a sandbox is one that the options ask for: by its backend, image, limits and home."""
+        """Whether a sandbox is one that the options ask for: by its backend, image, limits, runtime and home."""
         wanted = self.options
         return (
             wanted.backend in ("auto", sandbox.backend)
             and (not wanted.image or images.reference(wanted.image) == sandbox.image)
             and wanted.limits in (None, sandbox.limits)
+            and wanted.runtime in ("", sandbox.runtime)
             and (not wanted.keep_home or DEFAULT_HOME in sandbox.targets)
         )
 

@@ -16,7 +16,7 @@ from workbench.checkpoints.store import CheckpointStore
 from workbench.errors import OverlayError, WorkbenchError
 from workbench.review import landed
 from workbench.review.pending import pending
-from workbench.sandbox import leftovers, runtime
+from workbench.sandbox import leftovers
 from workbench.sessions import GIT, Session, WorkspaceSessions, survey, survey_session
 from workbench.state import Standing, StateDirectory, WorkspaceDirectory
 from workbench.vfs.measure import measure
@@ -172,7 +172,6 @@ def _remove_session(state: StateDirectory, old: Old, before_ns: int) -> str:
             return now.problem or "It was used meanwhile."
         image = overlay.record().image
         leftovers.unmount(overlay, state.id)
-        runtime.remove_socket(overlay.path)
         # First: a session without checkpoints can be pruned again, checkpoints without a session can't.
         if os.path.exists(os.path.join(workspace.checkpoints, "HEAD")):
             with CheckpointStore(workspace.checkpoints) as store:

@@ -112,7 +112,6 @@ def _sandboxes_of(state: StateDirectory, workspace: WorkspaceSessions, handled: 
 def _unmount(state: StateDirectory, overlay: OverlayDirectory) -> None:
     with overlay.lock(1.0):
         leftovers.unmount(overlay, state.id)
-        runtime.remove_socket(overlay.path)
 
 
 def _unknown_sandboxes(state: StateDirectory, handled: set[str]) -> Iterator[Leftover]:

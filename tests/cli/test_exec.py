@@ -474,3 +474,10 @@ def test_a_signal_to_end_reaches_the_command_as_it_is(prompt: Prompt, number: si
     running.send_signal(number)
     out, _ = running.communicate(timeout=60)
     assert (running.returncode, out) == (9, b"caught\n")
+
+
+def test_a_runtime_of_the_engine_is_passed_through_and_an_unknown_one_is_an_error(fresh_prompt: Prompt) -> None:
+    fresh_prompt("exec", "--runtime", "runc", "--", "true")
+    failed = fresh_prompt("exec", "--runtime", "no-such-runtime", "--", "true", code=125)
+    assert b"no-such-runtime" in failed.stderr
+    assert fresh_prompt.leftovers() == []

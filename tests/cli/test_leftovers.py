@@ -132,12 +132,12 @@ def test_a_process_that_only_looks_like_a_keeper_of_ours_is_let_be(state: Path, 
 KILLED_IN_THE_MIDDLE = """
 import functools, os, signal, sys
 import anyio
-import workbench.workspace
+import workbench.landing
 from workbench.workspace import Workspace
 def on_step(name):
     if name == sys.argv[2]:
         os.kill(os.getpid(), signal.SIGKILL)
-workbench.workspace.commit = functools.partial(workbench.workspace.commit, on_step=on_step)
+workbench.landing.commit = functools.partial(workbench.landing.commit, on_step=on_step)
 async def main():
     async with Workspace.open(sys.argv[1]) as workspace:
         await workspace.commit(workspace.reviewed(await workspace.changes()))

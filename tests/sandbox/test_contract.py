@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -14,6 +15,7 @@ from workbench.errors import SandboxError
 from workbench.sandbox import probe
 from workbench.sandbox.backend import Limits, OverlayMount
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.engine import Engine
 from workbench.sandbox.leftovers import OVERLAY_LABEL
 from workbench.sandbox.sandbox import Sandbox
 from workbench.testing import SandboxContract, SandboxLayers
@@ -77,6 +79,50 @@ class TestNamespaceWithBubblewrap(_Kept):
     @pytest.fixture(autouse=True)
     def _installed(self) -> None:
         need_program("bwrap")
+
+
+class _Elsewhere(_Kept):
+    """An engine of a kind that few machines have: where a variable names its DOCKER_HOST."""
+
+    backend = "docker"
+    variable = ""
+
+    @pytest.fixture(autouse=True)
+    def _named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        if not os.environ.get(self.variable):
+            pytest.skip(f"{self.variable} names no such engine")
+        monkeypatch.setenv("DOCKER_HOST", os.environ[self.variable])
+
+
+@pytest.mark.engine
+class TestRootlessDocker(_Elsewhere):
+    variable = "WORKBENCH_TEST_ROOTLESS"
+
+
+@pytest.mark.engine
+class TestDockerWithRemappedUsers(_Elsewhere):
+    variable = "WORKBENCH_TEST_USERNS_REMAP"
+
+
+@pytest.mark.engine
+class TestPodman(_Elsewhere):
+    variable = "WORKBENCH_TEST_PODMAN"
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("engine")
+class TestGVisor(_Kept):
+    backend = "docker"
+    options = {"runtime": "runsc"}  # noqa: RUF012
+
+    @pytest.fixture(autouse=True)
+    def _usable(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        if "runsc" not in Engine().facts().runtimes:
+            pytest.skip("the engine has no runtime runsc")
+        what = spec("docker", uid=os.getuid() or 1234, gid=os.getgid() or 1234, runtime="runsc")
+        result = anyio.run(probe.probe_docker, what, str(tmp_path_factory.mktemp("probe")))
+        if not result.ok:
+            pytest.skip(f"runsc can't be used: {result.reason}")
 
 
 class TestWhatWasPicked(_Kept):

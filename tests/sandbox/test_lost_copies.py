@@ -21,6 +21,7 @@ from workbench.errors import SandboxError
 from workbench.sandbox import docker, images
 from workbench.sandbox.copies import Copies, rescue
 from workbench.sandbox.engine import Engine
+from workbench.sandbox.runtime import find_socket
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine")]
 
@@ -45,8 +46,13 @@ def test_what_a_killed_keeper_left_in_the_engine_is_read_out(bench: Bench) -> No
     pid, name = bench.running()
     os.kill(pid, signal.SIGKILL)
     assert b"sandbox_lost" in agent.wait()
+    socket = find_socket(bench.overlay)
+    assert socket is not None
+    assert os.path.exists(socket)
     assert bench.told() == {b"kept": "added", b"README.md": "deleted"}
     assert left_of(name) == []
+    assert find_socket(bench.overlay) is None
+    assert not os.path.exists(os.path.dirname(socket))
 
 
 @pytest.mark.parametrize("sharing", ["mounted", "copied"])

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import anyio
@@ -27,6 +28,7 @@ from workbench.state import StateDirectory
 from workbench.vfs.local import LocalStorage
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
+_GVISOR = "runsc"
 _KNOBS = {
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": ("0", "AppArmor restricts unprivileged user namespaces"),
     "/proc/sys/kernel/unprivileged_userns_clone": ("1", "unprivileged user namespaces are switched off"),
@@ -129,6 +131,10 @@ async def _docker(state: StateDirectory, spec: SandboxSpec, findings: list[Findi
         findings.append(FindingReport(topic="docker", state=PROBLEM, finding=error.message, hint=error.hint))
         return
     findings += _probed(result)
+    if _GVISOR in info.runtimes:
+        result = await probe.probe_docker(replace(spec, runtime=_GVISOR), state.path, fresh=True)
+        found = "a whole cycle went well with --runtime runsc" if result.ok else f"it can't be used: {result.reason}"
+        findings.append(FindingReport(topic="gVisor", state=OK if result.ok else WARNING, finding=found))
 
 
 def _engine(info: EngineInfo) -> Iterator[FindingReport]:

@@ -37,6 +37,7 @@ from workbench.cli.options import (
     MemoryOption,
     PidsOption,
     QuietOption,
+    RuntimeOption,
     SessionOption,
     TmpOption,
     WorkspaceOption,
@@ -124,6 +125,7 @@ def execute(
     header: HeaderOption = None,
     image: ImageOption = "",
     backend: BackendOption = "auto",
+    runtime: RuntimeOption = "",
     memory: MemoryOption = None,
     pids: PidsOption = None,
     cpus: CpusOption = None,
@@ -165,7 +167,10 @@ def execute(
     then = Command(("sh", "-c", check)) if check else None
     land = partial(_land, context, then) if commit is Mode.SUCCESS else None
     chosen = SandboxOptions(
-        backend=backend, image=image, limits=limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
+        backend=backend,
+        image=image,
+        runtime=runtime,
+        limits=limits(memory, pids, cpus, disk, tmp_size, home_size, open_files),
     )
     reach = partial(network.egress, allow_host, ask_host, max_host_bytes, secret, for_host, header)
     if detach:
@@ -184,6 +189,7 @@ def shell(
     header: HeaderOption = None,
     image: ImageOption = "",
     backend: BackendOption = "auto",
+    runtime: RuntimeOption = "",
     memory: MemoryOption = None,
     pids: PidsOption = None,
     cpus: CpusOption = None,
@@ -203,7 +209,7 @@ def shell(
     context = Context(workspace, session, quiet=quiet)
     chosen = limits(memory, pids, cpus, disk, tmp_size, home_size, open_files)
     reach = partial(network.egress, allow_host, ask_host, max_host_bytes, secret, for_host, header)
-    options = SandboxOptions(backend=backend, image=image, limits=chosen)
+    options = SandboxOptions(backend=backend, image=image, runtime=runtime, limits=chosen)
     run_command(context, options, wanted, reach, partial(to_its_end, name="a shell", is_shell=True))
 
 

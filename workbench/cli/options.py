@@ -79,6 +79,17 @@ BackendOption = Annotated[
 ]
 
 
+RuntimeOption = Annotated[
+    str,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        envvar="WORKBENCH_RUNTIME",
+        help="The engine's runtime for the sandbox, such as runsc (gVisor); `workbench doctor` tries that.",
+    ),
+]
+
+
 def _size(text: str) -> int:
     """`512m`, `2g`, or bytes: k, m, g and t are powers of 1,024."""
     digits, unit = text[:-1], text[-1:].lower()

@@ -23,6 +23,7 @@ from workbench.cli.options import (
     MemoryOption,
     PidsOption,
     QuietOption,
+    RuntimeOption,
     SessionOption,
     TmpOption,
     WorkspaceOption,
@@ -57,6 +58,7 @@ def wrap(
         str, typer.Option("--image", metavar="IMAGE", help="The image of the sandbox, by default one with the agent.")
     ] = "",
     backend: BackendOption = "auto",
+    runtime: RuntimeOption = "",
     memory: MemoryOption = None,
     pids: PidsOption = None,
     cpus: CpusOption = None,
@@ -90,6 +92,7 @@ def wrap(
     options = SandboxOptions(
         backend=backend,
         image=image or f"workbench/{name}",
+        runtime=runtime,
         limits=limits(memory, pids, cpus, disk, tmp_size, None, open_files),
         keep_home=True,
     )

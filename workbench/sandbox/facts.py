@@ -174,6 +174,7 @@ class KeeperInfo:
     backend: str
     name: str
     image: str
+    runtime: str
     targets: tuple[str, ...]
     limits: Limits
     uptime_ms: int
@@ -191,6 +192,8 @@ class KeeperInfo:
             backend=frames.text(content, "backend"),
             name=frames.text(content, "name"),
             image=frames.text(content, "image"),
+            # One that was started before there was this doesn't say.
+            runtime=frames.text({"runtime": "", **content}, "runtime"),
             targets=_words(content, "targets"),
             limits=Limits(**content["limits"]),
             uptime_ms=frames.number(content, "uptime_ms"),

@@ -540,6 +540,7 @@ class Keeper:
             "backend": self._backend.kind,
             "name": self._backend.name,
             "image": self._spec.image,
+            "runtime": self._spec.runtime,
             "targets": [mount.target for mount in self._spec.mounts],
             "limits": asdict(self._spec.limits),
             "uptime_ms": int((now - self._started) * 1000),

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from workbench.errors import OverlayError, SandboxError, StateError
 from workbench.protocol.records import MountRecord
-from workbench.sandbox import copies, docker, images, namespace
+from workbench.sandbox import copies, docker, images, namespace, runtime
 from workbench.sandbox.engine import Engine, EngineRefusedError
 from workbench.sandbox.removal import remove_below
 from workbench.vfs.session import OverlayDirectory
@@ -25,7 +25,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def unmount(overlay: OverlayDirectory, state_id: str) -> None:
-    """Remove whatever a killed keeper left mounted over an overlay. For the holder of the overlay's lock.
+    """Remove whatever a killed keeper left mounted over an overlay, and its socket. For the holder of the overlay's lock.
 
     Raises SandboxError where it can't; StateError, OSError where its record can't be read.
     """
@@ -39,6 +39,7 @@ def unmount(overlay: OverlayDirectory, state_id: str) -> None:
     if left:
         mounts = tuple(mount.model_copy(update={"live": False}) for mount in record.mounts)
         overlay.save(record.model_copy(update={"mounts": mounts}))
+    runtime.remove_socket(overlay.path)
 
 
 def ensure_unmounted(mount: MountRecord, overlay: OverlayDirectory, engine: Engine | None = None) -> None:
