@@ -97,6 +97,25 @@ async def test_a_quota_that_is_used_up_is_not_waited_for() -> None:
     assert error.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "step"),
+    [
+        ("API key not valid. Please pass a valid API key.", "auth", "key"),
+        ("Incorrect API key provided: xa***cd.", "auth", "key"),
+        ("nobody/m is not a valid model ID", "invalid_request", "model's name"),
+        ("Invalid model: m", "invalid_request", "model's name"),
+        ("Model Not Exist", "invalid_request", "model's name"),
+        ("Your credit balance is too low to access the API.", "no_credit", "Add credit"),
+    ],
+)
+async def test_a_plain_refusal_may_be_a_wrong_key_a_wrong_name_or_an_empty_purse(
+    text: str, code: str, step: str
+) -> None:
+    error = await fail(StubReply(status=400, text=text))
+    assert (error.code, error.retryable) == (code, False)
+    assert step in str(error.hint)
+
+
 @pytest.mark.parametrize("text", HISTORIES)
 async def test_a_refusal_of_the_conversation_itself_says_how_to_get_out_of_it(text: str) -> None:
     error = await fail(StubReply(status=400, text=text))

@@ -351,6 +351,9 @@ async def test_a_key_is_sent_and_never_shown(
     with StubModelServer(StubReply(text="Hi."), key=KEY) as stub:
         model = model_at(stub, kind, endpoint={"key": Key(value=KEY)})
         response = await model.generate(request())
+        asked = stub.requests[0]
+        shown += [asked.path, asked.data.decode()]
+        assert sum(KEY in value for value in asked.headers.values()) == 1
         shown += [response.model_dump_json(), repr(model.__dict__), repr(model.wire.endpoint), repr(model.info)]
         # The server repeats what it was sent: a wrong key is a key too.
         wrong = KEY[::-1]
@@ -432,6 +435,7 @@ async def test_a_proxy_is_used_where_one_is_named_and_its_password_hidden() -> N
     with pytest.raises(ModelRequestError) as caught:
         await OpenAIChat("m", endpoint).generate(request())
     assert "proxy-word" not in "".join(traceback.format_exception(caught.value))
+    assert "proxy" in str((await fail(StubReply(status=407, body=b""))).hint)
 
 
 async def test_the_usual_variables_name_a_proxy_but_never_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
