@@ -405,6 +405,22 @@ async def test_a_request_that_turns_out_too_long_is_sent_once_more_with_less() -
 
 
 @pytest.mark.anyio
+async def test_a_reply_to_a_part_of_a_request_is_not_asked_for_again_but_the_next_run_sends_less() -> None:
+    """ "No token twice", where a server left out a part of the conversation and answered to the rest."""
+    from workbench.errors import ModelRequestError
+
+    cut = ModelRequestError("left out", code="context_overflow", provider="p")
+    cut.usage = Usage(input_tokens=9, output_tokens=1)
+    script = (Turn(text="1"), Turn(text="2"), Turn(error=cut), Turn(text="SUMMARY"), Turn(text="3"))
+    async with talk(*script) as it:
+        await it.say("a" * 4_000)
+        await it.say("b" * 4_000)
+        assert end(await it.say("c")) == "error"
+        assert end(await it.say("d")) == "stop"
+    assert "SUMMARY" in it.model.requests[-1].messages[0].content
+
+
+@pytest.mark.anyio
 async def test_compaction_is_off_by_flag() -> None:
     """ "off by flag"."""
     info = ModelInfo(id="small", provider="p", context_window=1_000)

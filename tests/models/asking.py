@@ -85,6 +85,18 @@ async def fail(
     return caught.value
 
 
+async def fail_each(*replies: StubReply, **options: Any) -> list[ModelRequestError]:
+    """The errors that a stub's replies lead to, one after the other."""
+    errors = []
+    with StubModelServer(*replies) as stub:
+        async with model_at(stub, **options) as model:
+            for _ in replies:
+                with pytest.raises(ModelRequestError) as caught:
+                    await model.generate(request())
+                errors.append(caught.value)
+    return errors
+
+
 async def sent(asked: CompletionRequest, kind: type[WireModel] = OpenAIChat, **options: Any) -> dict[str, Any]:
     """What a request looks like on the wire."""
     with StubModelServer(StubReply(text="Fine.")) as stub:

@@ -235,6 +235,21 @@ async def test_redacted_thinking_comes_back_in_its_place() -> None:
     ]
 
 
+async def test_calls_stand_last_even_where_text_came_behind_them() -> None:
+    first = events(
+        {"type": "message_start", "message": {}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "id": "t1", "name": "add"}},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": "Behind it."}},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+        {"type": "message_stop"},
+    )
+    with StubModelServer(first, StubReply(text="Done.")) as stub:
+        model = model_at(stub, Anthropic)
+        response = await model.generate(request())
+        await model.generate(request(message("user", "Go."), said(response), result(response.tool_calls[0])))
+    assert [block["type"] for block in stub.requests[1].body["messages"][1]["content"]] == ["text", "tool_use"]
+
+
 async def test_a_call_that_was_taken_out_of_the_history_is_not_sent_from_the_state() -> None:
     state = ProviderState(provider="lab", model="lab/m", data=b'{"ids":{"call_1":"t1","call_2":"t2"},"blocks":[]}')
     call = called(id="call_2")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.asking import FORMATS, fail
+from tests.models.asking import FORMATS, fail, fail_each
 from workbench.models.adapter import WireModel
 from workbench.testing import StubReply
 
@@ -74,13 +74,14 @@ async def test_the_providers_own_words_are_in_the_error_of_every_format(kind: ty
     assert error.message == "lab answered with status 400: Because."
 
 
-@pytest.mark.parametrize("text", OVERFLOWS)
 @pytest.mark.parametrize("in_stream", [True, False])
-async def test_a_request_beyond_the_window_is_told_by_its_text(text: str, in_stream: bool) -> None:
-    reply = StubReply(error={"message": text}) if in_stream else StubReply(status=400, text=text)
-    error = await fail(reply)
-    assert (error.code, error.retryable) == ("context_overflow", False)
-    assert error.hint
+async def test_a_request_beyond_the_window_is_told_by_its_text(in_stream: bool) -> None:
+    replies = [
+        StubReply(error={"message": text}) if in_stream else StubReply(status=400, text=text) for text in OVERFLOWS
+    ]
+    for text, error in zip(OVERFLOWS, await fail_each(*replies), strict=True):
+        assert (text in error.message, error.code, error.retryable) == (True, "context_overflow", False)
+        assert error.hint
 
 
 async def test_a_request_beyond_the_window_may_be_told_by_its_code_alone() -> None:
@@ -97,17 +98,32 @@ async def test_a_quota_that_is_used_up_is_not_waited_for() -> None:
     assert error.hint
 
 
-@pytest.mark.parametrize("text", HISTORIES)
-async def test_a_refusal_of_the_conversation_itself_says_how_to_get_out_of_it(text: str) -> None:
-    error = await fail(StubReply(status=400, text=text))
-    assert (error.code, error.retryable) == ("invalid_request", False)
-    assert "rewind" in str(error.hint)
+async def test_a_plain_refusal_may_be_a_wrong_key_a_wrong_name_or_an_empty_purse() -> None:
+    expected = [
+        ("API key not valid. Please pass a valid API key.", "auth", "key"),
+        ("Incorrect API key provided: xa***cd.", "auth", "key"),
+        ("nobody/m is not a valid model ID", "invalid_request", "model's name"),
+        ("Invalid model: m", "invalid_request", "model's name"),
+        ("Model Not Exist", "invalid_request", "model's name"),
+        ("Your credit balance is too low to access the API.", "no_credit", "Add credit"),
+    ]
+    errors = await fail_each(*(StubReply(status=400, text=text) for text, _, _ in expected))
+    for (text, code, step), error in zip(expected, errors, strict=True):
+        assert (error.code, error.retryable) == (code, False), text
+        assert step in str(error.hint), text
+
+
+async def test_a_refusal_of_the_conversation_itself_says_how_to_get_out_of_it() -> None:
+    for error in await fail_each(*(StubReply(status=400, text=text) for text in HISTORIES)):
+        assert (error.code, error.retryable) == ("invalid_request", False)
+        assert "rewind" in str(error.hint), error.message
     assert "rewind" not in str((await fail(StubReply(status=400, text="Unknown parameter: 'tools[0].x'."))).hint)
 
 
-@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 408, 413, 422, 429, 500, 503, 529])
-async def test_every_error_has_a_next_step(status: int) -> None:
-    assert (await fail(StubReply(status=status, text="No."))).hint
+async def test_every_error_has_a_next_step() -> None:
+    statuses = (302, 400, 401, 402, 403, 404, 407, 408, 413, 422, 429, 500, 503, 529)
+    for error in await fail_each(*(StubReply(status=status, text="No.") for status in statuses)):
+        assert error.hint, error.status
 
 
 @pytest.mark.parametrize(

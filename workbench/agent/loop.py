@@ -164,8 +164,11 @@ class Loop:
         try:
             return await self._ask_once()
         except Exception as error:
-            too_long = is_model_request_error(error) and error.code == "context_overflow"
-            if not (too_long and self._options.compact and await self._compactor.shrink(self._conversation.messages)):
+            if not (is_model_request_error(error) and error.code == "context_overflow" and self._options.compact):
+                raise
+            is_shorter = await self._compactor.shrink(self._conversation.messages)
+            # Usage means that there was a reply, to a part of the request, and it was shown: only the next run has less.
+            if not is_shorter or error.usage is not None:
                 raise
         return await self._ask_once()
 

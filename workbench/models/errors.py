@@ -43,7 +43,16 @@ _HISTORY_TEXTS = (
     "missing a `thought_signature`",
 )
 # Answers that look like a rate limit and never go away by waiting.
-_QUOTA_TEXTS = ("insufficient_quota", "exceeded your current quota", "credit balance is too low")
+_QUOTA_TEXTS = (
+    "insufficient_quota",
+    "exceeded your current quota",
+    "credit balance is too low",
+    "insufficient balance",
+    "billing_hard_limit_reached",
+)
+# Some answer 400 to a wrong key, and to the name of a model that they don't have.
+_KEY_TEXTS = ("api key not valid", "api_key_invalid", "incorrect api key", "invalid api key")
+_MODEL_TEXTS = ("model_not_found", "invalid model", "invalid_model", "not a valid model", "model not exist")
 _OVERFLOW_STATUSES = frozenset({400, 422, 500})
 _RETRYABLE_STATUSES = frozenset({408, 409, 429})
 _MESSAGE_CHARACTERS = 2_000
@@ -108,7 +117,9 @@ def _hint(status: int, code: str, text: str) -> str | None:
     """The next step. A history that is refused would be refused for ever, so no text of it can be changed to mend it."""
     if 300 <= status < 400:
         return _MOVED_HINT
-    if status == 404:
+    if status == 407:
+        return "Give the proxy's URL with a name and a password, http://NAME:PASSWORD@HOST:PORT."
+    if status == 404 or (code == "invalid_request" and any(words in text for words in _MODEL_TEXTS)):
         return _UNKNOWN_MODEL_HINT
     if code == "invalid_request" and any(words in text for words in _HISTORY_TEXTS):
         return _HISTORY_HINT
@@ -127,7 +138,7 @@ def _classify(status: int, text: str) -> tuple[str, bool]:
     # Without any words, either status means at some that the request was too long.
     if status == 413 or (status == 400 and not text.strip()) or (status in _OVERFLOW_STATUSES and is_overflow(text)):
         return "context_overflow", False
-    if status in (401, 403):
+    if status in (401, 403) or (status == 400 and any(words in text for words in _KEY_TEXTS)):
         return "auth", False
     if status == 402 or any(words in text for words in _QUOTA_TEXTS):
         return "no_credit", False
