@@ -56,7 +56,7 @@ class Intake:
     message: ChatMessage | None = None
     messages: tuple[ChatMessage, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
-    veto: WorkbenchError | None = None
+    veto: Exception | None = None
     announced: bool = False
     deadline: float = math.inf
 
