@@ -300,3 +300,11 @@ class TranscriptError(WorkbenchError):
     """Another agent's session is there and can't be read."""
 
     default_code = "transcript_unreadable"
+
+
+def described(error: BaseException) -> str:
+    """An error of somebody else's code by its kind and its text, which may be one that can't be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001
+        return f"{type(error).__name__}, which doesn't say what it is about"

@@ -441,7 +441,11 @@ async def test_a_guard_that_breaks_lets_nothing_through() -> None:
             await sessions.create()
         with pytest.raises(ZeroDivisionError):
             made.start("hello")
+        # `run` raises nothing.
+        async with made.run("hello") as stream:
+            assert [event.type async for event in stream] == ["error", "end"]
         assert not made.is_running
+        assert made.detail().message_count == 0
         assert len(sessions.list()) == 1
 
 

@@ -52,7 +52,10 @@ class EventChannel:
         for listener in tuple(self._listeners.values()):
             try:
                 listener(event)
-            except Exception:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:
+                # A listener isn't a task that could be cancelled: a CancelledError is the result of one that it looked at.
                 self._logger.exception("a listener of session %s failed", self._session_id)
 
     def _unsubscribe(self, key: int) -> None:

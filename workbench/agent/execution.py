@@ -22,8 +22,9 @@ from workbench.agent.options import SessionOptions
 from workbench.agent.prompt import title_from_input
 from workbench.agent.run import Run
 from workbench.agent.state import SessionState
+from workbench.agent.tasks import must_go_on
 from workbench.agent.toolcalls import ToolCalls
-from workbench.errors import MessageExistsError, RunFailedError, WorkbenchError
+from workbench.errors import MessageExistsError, RunFailedError, WorkbenchError, described
 from workbench.models.base import LanguageModel
 from workbench.models.errors import is_model_request_error
 from workbench.protocol.events import (
@@ -55,7 +56,7 @@ class Intake:
     message: ChatMessage | None = None
     messages: tuple[ChatMessage, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
-    veto: WorkbenchError | None = None
+    veto: Exception | None = None
     announced: bool = False
     deadline: float = math.inf
 
@@ -143,7 +144,9 @@ class Execution:
                     ending = await self._locked(deadline)
                     self._say_end(ending)
                     scope.deadline = anyio.current_time() + _SETTLING_SECONDS
-            except Exception as error:
+            except BaseException as error:
+                if must_go_on(error):
+                    raise
                 if not held:
                     ending = self._failure(error, "" if error is self._intake.veto else "lock_failed", scope)
                 else:
@@ -162,7 +165,9 @@ class Execution:
             self._run.enter(scope)
             try:
                 end = await self._work(deadline)
-            except Exception as error:  # noqa: BLE001
+            except BaseException as error:
+                if must_go_on(error):
+                    raise
                 ending = self._failure(error, "", scope)
             # From here on nothing may come between the run and its History.
             self._run.settle()
@@ -224,7 +229,9 @@ class Execution:
     async def _read(self) -> tuple[ChatMessage, ...]:
         try:
             messages = await self._history.read(self._state.id)
-        except Exception as error:
+        except BaseException as error:
+            if must_go_on(error):
+                raise
             raise _StorageError from error
         self._state.messages = tuple(messages)
         return self._state.messages
@@ -243,7 +250,9 @@ class Execution:
             elif messages or not used.is_empty:
                 detail = await self._history.change(self._state.id, lambda before: self._after(before, messages))
                 self._state.usage, self._state.messages = detail.usage, detail.messages
-        except Exception as error:
+        except BaseException as error:
+            if must_go_on(error):
+                raise
             self._state.usage += used
             if ending is None:
                 return self._failure(error, "history_failed", None)
@@ -265,14 +274,14 @@ class Execution:
             }
         )
 
-    def _failure(self, error: Exception, code: str, scope: anyio.CancelScope | None) -> _Ending:
+    def _failure(self, error: BaseException, code: str, scope: anyio.CancelScope | None) -> _Ending:
         """The ending for an exception; where the run was being stopped, its wake only."""
         if scope is not None and scope.cancel_called:
             return self._stopped()
         if isinstance(error, CallTimeoutError):
             return _Ending(EndReason.TIMEOUT, ErrorInfo(code="run_timeout", message=str(error)), error)
         if isinstance(error, _StorageError):
-            assert isinstance(error.__cause__, Exception)
+            assert error.__cause__ is not None
             return self._failure(error.__cause__, "history_failed", None)
         if isinstance(error, WorkbenchError):
             info = ErrorInfo(code=error.code, message=error.message, hint=error.hint)
@@ -282,7 +291,7 @@ class Execution:
             stack = "".join(traceback.format_exception(error))
             info = ErrorInfo(
                 code=code or WorkbenchError.default_code,
-                message=f"{type(error).__name__}: {error}",
+                message=described(error),
                 stack=stack,
             )
         return _Ending(EndReason.ERROR, info, error)

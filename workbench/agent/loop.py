@@ -15,6 +15,7 @@ from workbench.agent.repair import RepairedConversation
 from workbench.agent.run import Emit
 from workbench.agent.stuck import NUDGE, Progress, StuckDetector
 from workbench.agent.toolcalls import Executed, ToolCalls
+from workbench.agent.validation import is_plain_json
 from workbench.models.errors import is_model_request_error
 from workbench.protocol.events import ImageEvent, MessageCompleted, Notice, ToolCallEvent, ToolResultEvent
 from workbench.protocol.messages import (
@@ -195,7 +196,12 @@ class Loop:
         self._emit(MessageCompleted(message=message.model_copy(deep=True)))
 
     def _unique(self, call: ToolCall) -> ToolCall:
-        """The call with an id that no other call of the session has: some servers count from 0 in each reply."""
+        """The call with an id that no other call of the session has: some servers count from 0 in each reply.
+
+        Its arguments are none where History couldn't keep them.
+        """
+        if call.arguments is not None and not is_plain_json(call.arguments):
+            call = call.model_copy(update={"arguments": None})
         if not call.id or call.id in self._ids:
             call = call.model_copy(update={"id": new_id("call")})
         self._ids.add(call.id)

@@ -282,7 +282,9 @@ class SessionManager:
         for listener in tuple(self._listeners.values()):
             try:
                 listener(event)
-            except Exception:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:
                 self._logger.exception("a listener of the sessions failed")
 
     def _register(self, registered: dict[int, T], what: T) -> Disposer:

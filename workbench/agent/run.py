@@ -117,7 +117,8 @@ class RunStream(Run):
         while not self._events:
             if self._complete:
                 raise StopAsyncIteration
-            self._news = anyio.Event()
+            if self._news.is_set():
+                self._news = anyio.Event()
             await self._news.wait()
         event = self._events.popleft()
         if len(self._events) < _BUFFERED_EVENTS:

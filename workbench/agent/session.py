@@ -266,12 +266,13 @@ class AgentSession:
         message_id: str | None = None,
     ) -> RunStream:
         """As run(), with what this run does otherwise."""
-        message, veto = None, None
+        message: ChatMessage | None = None
+        veto: Exception | None = None
         try:
             message = self._message(text, images, message_id)
             # Later ones of the same id must fail also while this one waits.
             self._state.taken.add(message.id)
-        except WorkbenchError as error:
+        except Exception as error:  # noqa: BLE001
             veto = error
         return self._stream(Intake(message=message, options=options, veto=veto), message.id if message else message_id)
 
@@ -376,11 +377,11 @@ class AgentSession:
     def _stream(self, intake: Intake, message_id: str | None) -> RunStream:
         deadline = anyio.current_effective_deadline()
         run = RunStream(new_id("run"), message_id)
-        veto: WorkbenchError | None = _closed() if self._closed else intake.veto
+        veto: Exception | None = _closed() if self._closed else intake.veto
         if veto is None:
             try:
                 self._ask_guard()
-            except WorkbenchError as error:
+            except Exception as error:  # noqa: BLE001
                 veto = error
         execution = self._execution(
             run,

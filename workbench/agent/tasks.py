@@ -13,6 +13,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
+
 # The event loop holds its tasks weakly.
 _tasks: set[asyncio.Task[None]] = set()
 
@@ -33,6 +35,26 @@ def spawn(function: Callable[[], Awaitable[None]], *, name: str) -> None:
     task = asyncio.get_running_loop().create_task(body(), name=name)
     _tasks.add(task)
     task.add_done_callback(_forget)
+
+
+def must_go_on(error: BaseException) -> bool:
+    """Whether an exception that somebody else's code let out is none of that code's failures, and is to be raised again.
+
+    It's what ends a program, or a cancellation that somebody asked for. A CancelledError that comes by itself, such as that
+    of another task which was waited for, is a failure like any other.
+    """
+    if isinstance(error, Exception):
+        return False
+    if isinstance(error, BaseExceptionGroup):
+        return any(must_go_on(one) for one in error.exceptions)
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        return True
+    if not isinstance(error, anyio.get_cancelled_exc_class()):
+        return False
+    if not isinstance(error, asyncio.CancelledError) or anyio.current_effective_deadline() == float("-inf"):
+        return True
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

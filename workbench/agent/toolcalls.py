@@ -26,9 +26,10 @@ from workbench.agent.options import SessionOptions
 from workbench.agent.permissions import ApprovalBroker, Permission, call_digest
 from workbench.agent.prompt import new_id
 from workbench.agent.run import Emit
+from workbench.agent.tasks import must_go_on
 from workbench.agent.threads import WorkerThreads
 from workbench.agent.validation import format_validation_issues, validate_arguments
-from workbench.errors import OperationCancelledError, ToolError, WorkbenchError
+from workbench.errors import OperationCancelledError, ToolError, WorkbenchError, described
 from workbench.protocol.events import ApprovalRequested, ApprovalResolved, ToolProgress
 from workbench.protocol.messages import ErrorInfo, ImageAttachment, ToolCall, ToolExecutionResult, ToolResult, now
 from workbench.protocol.sessions import ApprovalRequest
@@ -156,12 +157,14 @@ class ToolCalls:
         if cut:
             raise ToolError(_CUT, code="invalid_arguments")
         if call.arguments is None:
-            raise ToolError("The arguments aren't a JSON object; the call wasn't run.", code="invalid_arguments")
+            raise ToolError(
+                "The arguments aren't a JSON object that can be read; the call wasn't run.", code="invalid_arguments"
+            )
         try:
             issues = validate_arguments(tool.schema.parameters, call.arguments)
         except Exception as error:
             self._options.logger.exception("the schema of tool %s can't be used", call.name)
-            raise ToolError(f"The schema of the tool {call.name} can't be used: {error}") from error
+            raise ToolError(f"The schema of the tool {call.name} can't be used: {described(error)}") from error
         if issues:
             raise ToolError(format_validation_issues(issues), code="invalid_arguments")
         return tool
@@ -170,7 +173,9 @@ class ToolCalls:
         """Returns where the call may run. Raises ToolError (`tool_denied`)."""
         try:
             permission = await self._permission(tool, call)
-        except Exception as error:
+        except BaseException as error:
+            if must_go_on(error):
+                raise
             self._options.logger.exception("the permission of tool %s can't be decided", call.name)
             raise ToolError("Whether this call may run can't be decided.", code="tool_denied") from error
         if permission == "auto":
@@ -205,7 +210,9 @@ class ToolCalls:
             approved, by = await handler(request) is True, "handler"
             if isinstance(handler, ApprovalBroker):
                 by = handler.answered_by(request.id) or by
-        except Exception:
+        except BaseException as error:
+            if must_go_on(error):
+                raise
             by = "error"
             self._options.logger.exception("the approval of tool %s failed", call.name)
         finally:
@@ -228,10 +235,12 @@ class ToolCalls:
         except WorkbenchError:
             if not scope.cancel_called:
                 raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if must_go_on(error) and not isinstance(error, SystemExit):
+                raise
             if not scope.cancel_called:
                 self._options.logger.warning("tool %s failed", call.name, exc_info=True)
-                raise ToolError(f"The tool {call.name} failed: {type(error).__name__}: {error}") from error
+                raise ToolError(f"The tool {call.name} failed: {described(error)}") from error
         finally:
             context.close()
         raise ToolError(timeout, code="tool_timeout")

@@ -13,6 +13,7 @@ from workbench.protocol.records import Frozen
 
 _ISSUES = 20
 _MESSAGE_CHARACTERS = 300
+_LEVELS = 100
 
 
 class JsonValidationIssue(Frozen):
@@ -34,6 +35,26 @@ def validate_arguments(schema: Mapping[str, Any], args: object) -> tuple[JsonVal
         for error in islice(validator.iter_errors(args), _ISSUES)
     ]
     return tuple(sorted(issues, key=lambda issue: (issue.path, issue.message)))
+
+
+def is_plain_json(value: object) -> bool:
+    """Whether a value is made of what JSON has, nested in at most a hundred levels: no copy or store fails over it."""
+    level = [value]
+    for _ in range(_LEVELS):
+        deeper: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                if not all(isinstance(key, str) for key in one):
+                    return False
+                deeper.extend(one.values())
+            elif isinstance(one, list | tuple):
+                deeper.extend(one)
+            elif not (one is None or isinstance(one, str | int | float)):
+                return False
+        if not deeper:
+            return True
+        level = deeper
+    return False
 
 
 def format_validation_issues(issues: Sequence[JsonValidationIssue]) -> str:

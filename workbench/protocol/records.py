@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticSerializationError, to_json
 
 
 class Frozen(BaseModel):
     """An immutable model that ignores fields a later version may have added; bytes are URL-safe base64 in JSON."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64", val_json_bytes="base64")
+
+    def model_dump_json(self, **options: Any) -> str:
+        """As JSON. A surrogate that stands alone, as in a name that is no text, is replaced; what JSON has no form for is
+        described.
+        """
+        try:
+            return super().model_dump_json(**options)
+        except PydanticSerializationError:
+            # Rare, and slow: one result of a tool that isn't text must not cost the conversation.
+            value = _carried(self.model_dump())
+        return to_json(
+            value, indent=options.get("indent"), fallback=repr, inf_nan_mode="null", bytes_mode="base64"
+        ).decode()
 
 
 class WorkspaceRecord(Frozen):
@@ -189,3 +205,14 @@ class JourneyRecord(Frozen):
     goal: str = ""
     landed: str = ""
     git: str | None = None
+
+
+def _carried(value: Any) -> Any:
+    """The value with texts that UTF-8 can carry."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, dict):
+        return {_carried(key): _carried(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_carried(one) for one in value]
+    return value

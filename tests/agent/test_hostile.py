@@ -1,0 +1,289 @@
+"""Tools, models, listeners and stores that mean no good, or don't know better: a run outlives what isn't its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.agent.support import LONG, calling, end, of, pairs, results, shout, talk, the
+from workbench.agent.history import FileHistory, History, MemoryHistory, StoreHistory
+from workbench.agent.stores import FileSessionStore
+from workbench.agent.validation import is_plain_json
+from workbench.protocol.events import SessionEvent, ToolResultEvent, session_events
+from workbench.protocol.messages import (
+    ChatMessage,
+    CompletionRequest,
+    CompletionResponse,
+    TokenDelta,
+    ToolCall,
+    ToolExecutionResult,
+    ToolResult,
+)
+from workbench.testing import ScriptedModel, Turn
+from workbench.tools.base import Tool, tool
+
+pytestmark = pytest.mark.anyio
+
+UNTEXT = "caf\udce9.txt"
+
+
+class NotAnException(BaseException):
+    """What somebody derived from the wrong class."""
+
+
+class SpeechlessError(Exception):
+    """An error whose text can't be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+STRAYS: tuple[Callable[[], BaseException], ...] = (
+    asyncio.CancelledError,
+    NotAnException,
+    SpeechlessError,
+    lambda: BaseExceptionGroup("several", [NotAnException()]),
+)
+strays = pytest.mark.parametrize("stray", STRAYS, ids=["cancelled", "base", "speechless", "group"])
+
+
+def raising(error: Callable[[], BaseException], *, parallel: bool = False, sync: bool = False) -> Tool:
+    """A tool that raises this."""
+    if sync:
+
+        @tool(name="fail", parallel=parallel)
+        def fail_in_thread() -> str:
+            """Fail."""
+            raise error()
+
+        return fail_in_thread
+
+    @tool(name="fail", parallel=parallel)
+    async def fail() -> str:
+        """Fail."""
+        raise error()
+
+    return fail
+
+
+@strays
+@pytest.mark.parametrize("sync", [False, True])
+async def test_whatever_a_tool_raises_is_a_tool_error(stray: Callable[[], BaseException], sync: bool) -> None:
+    """ "a panic in a tool handler is a tool error": a CancelledError that nobody asked for, too."""
+    async with talk(calling("fail"), Turn(text="I see."), tools=[raising(stray, sync=sync)]) as it:
+        events = await it.say()
+    assert end(events) == "stop"
+    assert [result.error and result.error.code for result in results(events)] == ["tool_panicked"]
+
+
+async def test_a_tool_whose_own_task_was_cancelled_costs_its_neighbours_nothing() -> None:
+    """One tool raises: its siblings end, results come in call order, no task is left."""
+    calls = [Turn.call("fail"), Turn.call("shout", {"text": "a"})]
+    beside = tool(name="shout", parallel=True)(shout)
+    tools = [raising(asyncio.CancelledError, parallel=True), beside]
+    async with talk(Turn(tool_calls=calls), Turn(text="I see."), tools=tools) as it:
+        events = await it.say()
+    assert end(events) == "stop"
+    assert [result.ok for result in results(events)] == [False, True]
+
+
+class Failing(ScriptedModel):
+    """A model that raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
+    async def generate(
+        self, request: CompletionRequest, on_delta: Callable[[TokenDelta], None] | None = None
+    ) -> CompletionResponse:
+        raise self._error
+
+
+class FailingHistory(MemoryHistory):
+    """A history that raises when it's `asked` for something."""
+
+    def __init__(self, error: BaseException, asked: str) -> None:
+        super().__init__()
+        self._error = error
+        self._asked = asked
+
+    async def append(self, session_id: str, *messages: ChatMessage) -> None:
+        if self._asked == "append":
+            raise self._error
+        await super().append(session_id, *messages)
+
+    async def read(self, session_id: str) -> tuple[ChatMessage, ...]:
+        if self._asked == "read":
+            raise self._error
+        return await super().read(session_id)
+
+
+@strays
+@pytest.mark.parametrize("where", ["model", "read", "append"])
+async def test_whatever_is_raised_outside_tools_is_an_error_and_never_looks_like_a_cancellation(
+    stray: Callable[[], BaseException], where: str
+) -> None:
+    """ "a panic elsewhere in the run (provider client, History backend) becomes EventError with the stack plus EventEnd"."""
+    model = Failing(stray()) if where == "model" else ScriptedModel(Turn(text="Hello."))
+    history = FailingHistory(stray(), where)
+    async with talk(model=model, history=history, consumed=False) as it:
+        events = await it.say()
+    assert end(events) == "error"
+    error = the(events, "error").error
+    assert error.code == ("error" if where == "model" else "history_failed")
+    assert error.stack
+    assert of(it.events, "run.failed")
+
+
+@pytest.mark.parametrize("where", ["resolver", "handler"])
+async def test_an_approval_that_was_cancelled_elsewhere_approves_nothing(where: str) -> None:
+    """Permissions fail closed, and the run goes on."""
+
+    def resolve(*_: Any) -> Any:
+        if where == "resolver":
+            raise asyncio.CancelledError
+        return "ask"
+
+    async def approve(_: Any) -> bool:
+        raise asyncio.CancelledError
+
+    turns = (calling("shout", text="a"), Turn(text="I see."))
+    async with talk(*turns, tools=[shout], resolve_permission=resolve, approve=approve) as it:
+        events = await it.say()
+    assert end(events) == "stop"
+    assert [result.error and result.error.code for result in results(events)] == ["tool_denied"]
+    assert len(of(events, "approval.requested")) == len(of(events, "approval.resolved"))
+
+
+@strays
+async def test_whatever_a_listener_raises_the_others_hear_everything(stray: Callable[[], BaseException]) -> None:
+    """One that raises is logged, the others still get the event, and the run ends."""
+    async with talk(calling("shout", text="a"), Turn(text="I see."), tools=[shout]) as it:
+        heard: list[SessionEvent] = []
+
+        def fail(_: SessionEvent) -> None:
+            raise stray()
+
+        it.session.subscribe(fail)
+        it.session.subscribe(heard.append)
+        with anyio.fail_after(LONG):
+            run = it.session.start("Hello.")
+            assert (await run.result()).ok
+    assert heard == it.events
+    assert it.types()[-2:] == ["run.completed", "session.updated"]
+
+
+@pytest.mark.parametrize("kind", ["history", "store"])
+async def test_what_is_no_text_can_be_stored_and_costs_no_run(kind: str, tmp_path: Path) -> None:
+    """A name that is no text, in what was said, in a call, in a result: neither lost with its run nor poison for the next."""
+    history: History = FileHistory(tmp_path) if kind == "history" else StoreHistory(FileSessionStore(tmp_path))
+
+    @tool()
+    def listing(path: str) -> str:
+        """List."""
+        return path
+
+    async with talk(calling("listing", path=UNTEXT), Turn(text=UNTEXT), tools=[listing], history=history) as it:
+        events = await it.say(UNTEXT)
+        assert end(events) == "stop"
+        # The tool gets what the model said.
+        assert [result.content for result in results(events)] == [UNTEXT]
+    stored = await history.read("talk")
+    shown = "caf\ufffd.txt"
+    assert pairs(stored) == [("user", shown), ("assistant", ""), ("tool", shown), ("assistant", shown)]
+    assert stored[1].tool_calls[0].arguments == {"path": shown}
+
+
+def test_an_event_with_data_that_json_has_no_form_for_is_written_all_the_same() -> None:
+    """`data` reaches clients: what a tool puts there must not cost the log its neighbours."""
+    data = {"\udcff": object(), "bytes": b"\xff", "set": {1}}
+    event = ToolResultEvent(
+        tool_result=ToolResult(call_id="1", name="look", ok=True, content="seen", model_content="seen", data=data)
+    )
+    read = session_events.validate_json(event.model_dump_json(indent=2))
+    assert isinstance(read, ToolResultEvent)
+    assert read.tool_result.content == "seen"
+    assert read.tool_result.data["bytes"] == "_w=="
+    assert read.tool_result.data["set"] == [1]
+
+
+async def test_two_readers_of_one_stream_share_its_events_and_both_end() -> None:
+    """Nobody waits for ever, however a stream is read."""
+    read: list[int] = []
+    async with talk(Turn(deltas=["a"] * 20)) as it:
+        run = it.session.run("Hello.")
+
+        async def reader() -> None:
+            async for event in run:
+                read.append(event.seq)
+
+        with anyio.fail_after(LONG):
+            async with anyio.create_task_group() as group:
+                group.start_soon(reader)
+                group.start_soon(reader)
+    assert sorted(read) == read == [event.seq for event in it.events][: len(read)]
+    assert it.events[len(read) - 1].type == "end"
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """An object of so many objects."""
+    value: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        value = {"deeper": value}
+    return value
+
+
+@pytest.mark.parametrize("arguments", [nested(150), nested(700), nested(50_000), {"x": b"bytes"}, {"x": object()}])
+async def test_arguments_that_could_not_be_kept_are_never_run(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """What is no JSON, or nested beyond what can be copied and stored, is a call that the model is told to make otherwise."""
+    ran = False
+
+    @tool()
+    async def take(x: Any = None, deeper: Any = None) -> str:
+        """Take anything."""
+        nonlocal ran
+        ran = True
+        return "taken"
+
+    call = ToolCall(id="1", name="take", arguments=arguments, raw_arguments="…")
+    history = FileHistory(tmp_path)
+    async with talk(Turn(tool_calls=[call]), Turn(text="I see."), tools=[take], history=history) as it:
+        events = await it.say()
+    assert end(events) == "stop"
+    assert [result.error and result.error.code for result in results(events)] == ["invalid_arguments"]
+    assert not ran
+    assert len(await history.read("talk")) == 4
+
+
+def test_plain_json_is_what_it_says() -> None:
+    assert is_plain_json({"a": [1, 2.5, True, None, "x", {"b": []}]})
+    assert is_plain_json(nested(100))
+    assert not is_plain_json(nested(101))
+    assert not is_plain_json({1: "number as a key"})
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_two_hundred_calls_of_one_id_run_each_once_and_answer_in_order(parallel: bool) -> None:
+    """Ids that repeat, and many calls at once."""
+    ran: list[str] = []
+
+    @tool(parallel=parallel)
+    def note(text: str) -> ToolExecutionResult:
+        """Note it."""
+        ran.append(text)
+        return ToolExecutionResult(content=text)
+
+    texts = [str(number) for number in range(200)]
+    turn = Turn(tool_calls=[Turn.call("note", {"text": text}, id="same") for text in texts])
+    async with talk(turn, Turn(text="I see."), tools=[note]) as it:
+        events = await it.say()
+    assert end(events) == "stop"
+    assert [result.content for result in results(events)] == texts
+    assert sorted(ran) == sorted(texts)
+    assert len({result.call_id for result in results(events)}) == 200
