@@ -173,7 +173,7 @@ class Landing:
         """Land what was shown, and make the upper what is left. Raises as `landable` and `review.commit.commit`."""
         manifest, changes = self.landable(shown, allow_risky)
         # What came later gets its bases now: once we have landed, ours could be taken for somebody else's changes.
-        self._mounting.take(None, "before a commit", offline=True)
+        now = self._mounting.take(None, "before a commit", offline=True)
         with self._ancestors() as descriptors:
             committed = commit(
                 self._lower,
@@ -185,14 +185,15 @@ class Landing:
                 message=message,
                 locks=descriptors,
             )
-        self._settle(committed)
+        self._settle(committed, now)
         self._mark_siblings()
         rest = self._mounting.take(None, "after a commit", offline=True)
         return Landed(committed, self.compare(rest), ended)
 
-    def _settle(self, committed: Committed) -> None:
+    def _settle(self, committed: Committed, now: Checkpoint | None = None) -> None:
         """Make the upper what remains of it over the new lower.
 
+        `now` is the checkpoint of the upper as it is, where one has just been taken under the same lock.
         What remains is written down first: computed again over an upper that it was already brought to, it would take
         what landed for what was deleted since.
         """
@@ -203,7 +204,8 @@ class Landing:
         except FileNotFoundError:
             # Here, since a crash may have come between: rather twice than never.
             self._note_landed("commit", committed)
-            now = self._mounting.take(None, "before a commit", offline=True)
+            if now is None:
+                now = self._mounting.take(None, "before a commit", offline=True)
             kept = self._mounting.without_repositories(now.manifest)
             self._mounting.empty_git_overlay()
             rest = remaining(kept, self._lower, committed.landed_bases, added=committed.added)

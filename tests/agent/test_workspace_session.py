@@ -452,3 +452,64 @@ def test_killed_at_any_moment_files_and_conversation_are_together_after_the_next
         seen.add(anyio.run(look))
         number += STRIDE
     assert seen == {"old", "new"}
+
+
+async def comment(session: WorkspaceSession, text: str) -> None:
+    """Say something about the newest change, as a review does."""
+    review = await session.workspace.review()
+    (change,) = review.changes.shown
+    session.workspace.reviewing.comments.add(text, change, next(iter(review.hunks(change))))
+
+
+@pytest.mark.anyio
+async def test_what_a_person_said_in_a_review_is_told_with_the_next_message_and_once(root: Path) -> None:
+    async with opened(root, *writing("b", "new\n"), Turn(text="I see"), Turn(text="ok")) as session:
+        await say(session, "Write b.", "m1")
+        await comment(session, "Why not old?")
+        await say(session, "Go on.", "m2")
+        assert session.workspace.reviewing.comments.all() == []
+        await say(session, "And on.", "m3")
+        first, second, third = said(session)
+        assert (first, third) == ("Write b.", "And on.")
+        assert "b:1\n    +new\nWhy not old?\n" in second
+        assert second.endswith("\n\nGo on.")
+
+
+@pytest.mark.anyio
+async def test_what_a_person_said_is_told_again_where_the_run_left_no_message(root: Path) -> None:
+    def fail(_: Any) -> Turn:
+        raise ZeroDivisionError("no such luck")
+
+    async with opened(root, *writing("b", "new\n"), fail, Turn(text="I see")) as session:
+        await say(session, "Write b.", "m1")
+        await comment(session, "Why not old?")
+        with pytest.raises(RunFailedError):
+            await say(session, "Go on.", "m2")
+        # What is said while a run goes on isn't that run's.
+        await comment(session, "And why here?")
+        with anyio.fail_after(LONG):
+            stream = await session.run("Go on.", message_id="m3")
+            await comment(session, "Later.")
+            await stream.result()
+        assert [kept.text for kept in session.workspace.reviewing.comments.all()] == ["Later."]
+        told = said(session)[-1]
+        assert told.index("Why not old?") < told.index("And why here?") < told.index("Go on.")
+        assert "Later." not in told
+
+
+@pytest.mark.anyio
+async def test_comments_that_cant_be_read_stop_no_run_and_a_title_is_never_made_of_comments(root: Path) -> None:
+    async with opened(root, Turn(text="I see"), Turn(text="ok")) as session:
+        await session.workspace.files.write(b"b", b"new\n")
+        file = Path(session.workspace.reviewing.comments.path)
+        events: list[Any] = []
+        session.agent.subscribe(events.append)
+        await comment(session, "Why not old?")
+        whole = file.read_bytes()
+        await say(session, "Fix the parser.", "m1")
+        assert session.agent.detail().title == "Fix the parser."
+        file.write_bytes(whole[:-9])
+        await say(session, "Go on.", "m2")
+        assert said(session)[-1] == "Go on."
+        assert [event.code for event in of(events, "notice")] == ["state_corrupt"]
+        assert file.read_bytes() == whole[:-9]

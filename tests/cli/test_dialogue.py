@@ -226,6 +226,19 @@ def test_a_directory_is_taken_or_left_as_a_whole(desk: Desk) -> None:
     assert desk.land() == {"new", "new/file", "new/other"}
 
 
+def test_somebody_who_has_decided_everything_can_think_again(desk: Desk) -> None:
+    desk.answer("R .")
+    shown = desk.answer("j", "y", "q")
+    assert "decided: rejected" in shown
+    assert desk.land() == {"doomed"}
+
+
+def test_a_key_that_does_nothing_is_named_before_the_keys_that_do_something(desk: Desk) -> None:
+    shown = desk.answer("x", "s", "q")
+    assert "'x' does nothing here.\ny  accept this" in shown
+    assert "'s' does nothing here.\ny  accept this" in shown
+
+
 def test_accepting_everything_still_asks_about_what_is_risky(desk: Desk) -> None:
     shown = desk.answer("A .", "n")
     assert "5 changes accepted in ." in shown

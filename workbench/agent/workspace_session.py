@@ -37,14 +37,17 @@ from workbench.errors import (
     OptionsError,
     RewindError,
     SessionBusyError,
+    StateError,
     WorkbenchError,
 )
 from workbench.models.base import LanguageModel
 from workbench.models.resolving import resolve
-from workbench.protocol.events import Notice
+from workbench.protocol.events import Notice, SessionEvent
 from workbench.protocol.messages import ChatMessage, ImageAttachment, now
+from workbench.protocol.records import CommentRecord
 from workbench.protocol.runs import RunOptions
 from workbench.protocol.sessions import TravelRecord, TravelsRecord
+from workbench.review.comments import before_text
 from workbench.tools.project_notes import project_notes
 from workbench.tools.registry import ToolRegistry
 from workbench.tools.seen import SeenFiles
@@ -93,6 +96,9 @@ class WorkspaceSession:
         self._beginning = anyio.Lock()
         self._message_id = ""
         self._step = 0
+        self._told: dict[str, list[CommentRecord]] = {}
+        """By the id of their message, the comments that a run under way tells."""
+        agent.subscribe(self._forget_told)
 
     @classmethod
     @asynccontextmanager
@@ -192,13 +198,15 @@ class WorkspaceSession:
     async def start(self, input: str, *, images: Sequence[ImageAttachment] = (), message_id: str | None = None) -> Run:
         """Take a checkpoint under the message's id, where there is none yet, then begin as `AgentSession.start`.
 
-        A checkpoint that fails starts nothing. Raises as that, and CheckpointError, OverlayError (overlay_busy).
+        What the person said of the changes in a review comes before the message's text, and is told until a run with it has
+        ended well. A checkpoint that fails starts nothing. Raises as that, and CheckpointError, OverlayError (overlay_busy),
+        StoreError, OSError.
         """
         if self.agent.is_running or self._beginning.statistics().locked:
             raise SessionBusyError("A run is in progress.", hint="Cancel it, or wait for its end.")
         async with self._beginning:
             message_id = await self._prepare(input, message_id)
-            return self.agent.start(input, images=images, message_id=message_id)
+            return self.agent.start(await self._with_comments(input, message_id), images=images, message_id=message_id)
 
     async def run(
         self,
@@ -210,11 +218,12 @@ class WorkspaceSession:
     ) -> RunStream:
         """As start(), but waits until no run of this object goes on, and begins as `AgentSession.run_with_options`.
 
-        Raises MessageExistsError, CheckpointError, OverlayError (overlay_busy).
+        Raises MessageExistsError, CheckpointError, OverlayError (overlay_busy), StoreError, OSError.
         """
         async with self._beginning:
             await self.agent.wait_idle()
             message_id = await self._prepare(text, message_id)
+            text = await self._with_comments(text, message_id)
             return self.agent.run_with_options(text, options, images=images, message_id=message_id)
 
     async def rewind(
@@ -430,6 +439,23 @@ class WorkspaceSession:
         await self._travels.change(lambda record: record.model_copy(update={"started": (*record.started, id)}))
         self._message_id, self._step = id, 0
         return id
+
+    async def _with_comments(self, text: str, message_id: str) -> str:
+        try:
+            comments = await to_thread.run_sync(self.workspace.reviewing.comments.all)
+        except StateError as error:
+            # The run goes on: the file stays for the person to correct.
+            self.agent.publish(Notice(code=error.code, message=f"{error.message} {error.hint}"))
+            return text
+        if comments and not self.agent.detail().title:
+            await self.agent.rename(title_from_input(text))
+        self._told = {message_id: comments}
+        return before_text(comments, text)
+
+    def _forget_told(self, event: SessionEvent) -> None:
+        """A run that failed or was cancelled leaves no message: what it told is told again."""
+        if event.type == "run.completed" and (told := self._told.pop(event.result.message_id or "", None)):
+            self.workspace.reviewing.comments.forget(told)
 
     async def _take_step(self, message: ChatMessage) -> None:
         """Keep what the calls of a reply have made: one step a reply, since calls may run side by side."""

@@ -186,7 +186,7 @@ async def _commit(context: Context, wanted: _Wanted) -> bool:
     if context.json:
         output.write_json(commit_report(landed))
     else:
-        _print_landed(context, landed, "other change" if wanted.accepted else "later change")
+        _print_landed(context, landed)
     return bool(landed.differs)
 
 
@@ -218,7 +218,7 @@ def _print_branch(context: Context, made: Branch, digest: str) -> None:
         output.say(f"branch {made.name} is at {made.commit[:12]}; the overlay keeps its changes")
 
 
-def _print_landed(context: Context, landed: Landed, rest: str) -> None:
+def _print_landed(context: Context, landed: Landed) -> None:
     for path in landed.differs:
         output.say(
             f"DIFFERS {output.path(path)}: it isn't what landed there any more; somebody changed it at that moment"
@@ -241,7 +241,7 @@ def _print_landed(context: Context, landed: Landed, rest: str) -> None:
     say_ended(landed.ended)
     if landed.left.shown:
         stay = "stays" if len(landed.left.shown) == 1 else "stay"
-        output.say(f"{output.count(len(landed.left.shown), rest)} {stay} in the overlay: workbench review")
+        output.say(f"{output.count(len(landed.left.shown), 'other change')} {stay} in the overlay: workbench review")
     print_left(landed.left.left)
 
 

@@ -78,11 +78,14 @@ class Dialogue:
         self._changes = in_order(review.changes.shown)
         self._moved = self._find_moved()
         self._passed: set[bytes] = set()
+        self._is_again = False
+        """Whether all was decided before, so that everything is gone through again."""
         self._sought = ""
         self.at = 0
 
     async def run(self) -> tuple[Review, ChangeSet]:
-        """Ask about every change that isn't decided; the review at its end, and what was accepted.
+        """Ask about every change that isn't decided, or about all where none is left; the review at its end, and what was
+        accepted.
 
         Each decision is kept at once. What was shown on this terminal before is no longer what a commit takes by itself.
         Raises as `Reviewing.keep`.
@@ -93,8 +96,12 @@ class Dialogue:
             output.dim("y accepts, n rejects, A accepts a whole directory, q ends and keeps it so, ? shows all keys.")
         )
         self.at = self._undecided_from(0)
+        if self.at == len(self._changes):
+            print(output.dim("All of it is decided; here it is again: j leaves a decision as it is."))
+            self._is_again, self.at = True, 0
         while True:
             await self._decide()
+            self._is_again = False
             try:
                 return self._review, self._workspace.reviewing.keep(self._review, terminal_name())
             except CommitError as error:
@@ -117,7 +124,7 @@ class Dialogue:
                 self.at = max(0, self.at - 1)
             elif move is _Move.NEXT:
                 self._passed.add(change.path)
-                self.at = self._undecided_from(self.at + 1)
+                self.at = self.at + 1 if self._is_again else self._undecided_from(self.at + 1)
 
     def _undecided_from(self, start: int) -> int:
         """The next undecided change, those before `start` last; the number of all where there is none.
@@ -258,6 +265,8 @@ class Dialogue:
         elif answer.key == "o":
             return await self._open(place.change)
         else:
+            if answer.key not in ("?", ""):
+                print(f"{answer.key!r} does nothing here.")
             print(_HELP, end="")
         return None
 

@@ -185,7 +185,10 @@ def _say_what_next(workspace: Workspace, review: Review, accepted: ChangeSet, *,
     if rejected := sum(review.verdict(change) is Verdict.REJECTED for change in shown):
         output.say(f"{output.count(rejected, 'change')} rejected")
     if comments := len(workspace.reviewing.comments.all()):
-        output.say(f"{output.count(comments, 'comment')} for the agent: workbench review --take-comments")
+        output.say(
+            f"{output.count(comments, 'comment')} for the agent: the next `workbench run` tells it; for another agent, "
+            "`workbench review --take-comments` prints them"
+        )
     if landing:
         # At a terminal a commit takes what its last review accepted.
         how = "workbench commit" if on_terminal else "workbench commit --accepted"

@@ -56,13 +56,16 @@ def carried(manifest: Manifest, lower: LocalStorage, store: Contents, work: str)
     with repository:
         real = os.readlink(b"/proc/self/fd/%d" % repository.private_fd)
         objects = os.readlink(b"/proc/self/fd/%d" % repository.common_fd) + b"/objects"
+        shallow = repository.shallow()
     form = _require(git.run(["rev-parse", "--show-object-format"], directory=real)).decode().strip()
     head = git.run(["rev-parse", "--verify", "--quiet", "HEAD^{commit}"], directory=real).stdout.strip()
     tip = _tip(_Files(manifest, lower, store))
     if not tip or tip == head:
         raise _unavailable("There are no commits in the overlay's repository that yours lacks.")
     with tempfile.TemporaryDirectory(dir=work, prefix="history-") as directory:
-        collected, verified = (_quarantine(os.path.join(directory, name), form, objects) for name in ("all", "new"))
+        collected, verified = (
+            _quarantine(os.path.join(directory, name), form, objects, shallow) for name in ("all", "new")
+        )
         _collect(manifest, store, collected)
         if head and git.run(["merge-base", "--is-ancestor", head, tip], directory=collected).returncode:
             raise _unavailable("The commits in the overlay don't begin where your repository is now.")
@@ -85,10 +88,13 @@ def _since(tip: bytes, head: bytes) -> list[bytes]:
     return [tip, b"^" + head] if head else [tip]
 
 
-def _quarantine(directory: str, form: str, objects: bytes) -> bytes:
+def _quarantine(directory: str, form: str, objects: bytes, shallow: bytes) -> bytes:
     _require(git.run(["init", "--bare", "--quiet", "--template=", f"--object-format={form}", directory]))
     with open(os.path.join(directory, "objects", "info", "alternates"), "wb") as file:
         file.write(quoted(objects) + b"\n")
+    if shallow:
+        with open(os.path.join(directory, "shallow"), "wb") as file:
+            file.write(shallow)
     return os.fsencode(directory)
 
 

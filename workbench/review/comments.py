@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from pydantic import ValidationError
@@ -27,7 +27,7 @@ class Comments:
     """The comments on one overlay's changes."""
 
     def __init__(self, overlay_path: str) -> None:
-        self._path = os.path.join(overlay_path, _FILE)
+        self.path = os.path.join(overlay_path, _FILE)
 
     def all(self) -> list[CommentRecord]:
         """Those that nobody has taken, oldest first. Raises OSError, StateError (state_corrupt)."""
@@ -53,9 +53,17 @@ class Comments:
             file.truncate(0)
             return taken
 
+    def forget(self, told: Iterable[CommentRecord]) -> None:
+        """Drop those that the agent was told; what was said since stays. Raises as `all`."""
+        gone = list(told)
+        with self._locked() as file:
+            kept = [comment for comment in self._read(file) if comment not in gone]
+            file.truncate(0)
+            file.writelines(comment.model_dump_json().encode() + b"\n" for comment in kept)
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        with open(self._path, "a+b", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
+        with open(self.path, "a+b", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 
@@ -65,7 +73,7 @@ class Comments:
             return [CommentRecord.model_validate_json(line) for line in file]
         except ValidationError as error:
             raise StateError(
-                f"The comments in {paths.display(os.fsencode(self._path))} can't be read.",
+                f"The comments in {paths.display(os.fsencode(self.path))} can't be read.",
                 hint="Correct the file, or remove it.",
             ) from error
 
@@ -78,3 +86,14 @@ def as_text(comments: Iterable[CommentRecord]) -> Iterator[bytes]:
         for line in comment.quoted:
             yield b"    " + line.removesuffix(b"\n") + b"\n"
         yield comment.text.encode() + b"\n\n"
+
+
+def before_text(comments: Sequence[CommentRecord], text: str) -> str:
+    """What an agent is told: comments, where there are any, then what its user says to it now."""
+    if not comments:
+        return text
+    said = b"".join(as_text(comments)).decode(errors="replace")
+    return (
+        "I have reviewed the changes that wait in this workspace. My comments on them, each below the place, and the lines "
+        f"of the change, that it is about:\n\n{said}Now to my message:\n\n{text}"
+    )

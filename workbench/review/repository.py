@@ -88,6 +88,10 @@ class GitDirectory:
         """`info/exclude`, empty where there's none. Raises OSError."""
         return _read(self.common_fd, b"info/exclude") or b""
 
+    def shallow(self) -> bytes:
+        """The commits at which a shallow clone ends, as git keeps them, empty where it isn't one. Raises OSError."""
+        return _read(self.common_fd, b"shallow") or b""
+
     def config(self) -> ConfigFile:
         """The repository's own configuration, without what it includes. Raises OSError, and ValueError on a bad one."""
         return ConfigFile.from_file(io.BytesIO(_read(self.common_fd, b"config") or b""))

@@ -44,7 +44,28 @@ _NAMES = {
     ),
     **dict.fromkeys((".vscode", ".idea", ".fleet", ".zed"), _EDITOR),
     **dict.fromkeys((".devcontainer", ".devcontainer.json"), "A container tool runs the commands that this names."),
-    **dict.fromkeys((".claude", ".codex", ".cursor", ".gemini", ".mcp.json", ".cursorrules"), _AGENT),
+    **dict.fromkeys(
+        (
+            ".claude",
+            ".codex",
+            ".cursor",
+            ".cursorrules",
+            ".gemini",
+            ".qwen",
+            ".opencode",
+            "opencode.json",
+            "opencode.jsonc",
+            ".aider.conf.yml",
+            ".amazonq",
+            ".clinerules",
+            ".continue",
+            ".kiro",
+            ".roo",
+            ".windsurf",
+            ".mcp.json",
+        ),
+        _AGENT,
+    ),
     **dict.fromkeys(
         (".pre-commit-config.yaml", ".pre-commit-hooks.yaml", ".husky", ".githooks", ".lefthook.yml", "lefthook.yml"),
         _HOOK,
@@ -52,6 +73,7 @@ _NAMES = {
     **dict.fromkeys((".gitmodules", ".gitattributes", ".gitconfig"), _GIT),
     **dict.fromkeys((".hg", ".sl", ".jj"), "A version control program takes its configuration and hooks from here."),
     **dict.fromkeys((".envrc", ".env", "mise.toml", ".mise.toml"), _ENVIRONMENT),
+    ".ssh": "ssh takes keys, hosts and commands from here.",
     **dict.fromkeys((".npmrc", ".yarnrc", ".yarnrc.yml"), "A package manager runs the programs that this names."),
     **dict.fromkeys(
         (
@@ -84,7 +106,7 @@ _NAMES = {
     **dict.fromkeys(("sitecustomize.py", "usercustomize.py"), _PYTHON),
     **dict.fromkeys((".rprofile", ".renviron", ".irbrc", ".pryrc", ".ghci", ".ocamlinit", ".iex.exs"), _INTERPRETER),
 }
-_SUFFIXES = {".pth": _PYTHON, ".code-workspace": _EDITOR}
+_SUFFIXES = {".pth": _PYTHON, ".code-workspace": _EDITOR, ".sublime-project": _EDITOR}
 _PAIRS = {
     (".github", "workflows"): _CI,
     (".github", "actions"): _CI,
@@ -92,6 +114,12 @@ _PAIRS = {
     (".forgejo", "workflows"): _CI,
     (".cargo", "config.toml"): _CARGO,
     (".cargo", "config"): _CARGO,
+    ("mise", "config.toml"): _ENVIRONMENT,
+    (".mise", "config.toml"): _ENVIRONMENT,
+    (".config", "mise.toml"): _ENVIRONMENT,
+    (".config", "git"): _GIT,
+    (".config", "autostart"): _SHELL,
+    (".config", "systemd"): _SHELL,
     (".config", "fish"): _SHELL,
 }
 _HOLDERS = {first: why for (first, _), why in _PAIRS.items()}
