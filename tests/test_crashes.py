@@ -11,10 +11,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import workbench.workspace as workspace_module
+import workbench.landing as landing_module
 from tests.bench import Bench
 from tests.conftest import make_tree
 from tests.needed import unavailable
@@ -23,6 +24,7 @@ from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.trees import snapshot
 from tests.vfs.test_overlay_kernel import _tree as python_tree
 from workbench.errors import CommitError
+from workbench.landing import Landing
 from workbench.review.hunks import named_hunks
 from workbench.review.landed import Committed
 from workbench.vfs.local import LocalStorage
@@ -236,23 +238,23 @@ def _kept(bench: Bench) -> list[Path]:
 @contextmanager
 def _stepping(hook: Callable[[str], None]) -> Iterator[None]:
     """Let a hook hear of every step of a commit itself."""
-    real = workspace_module.commit
+    real = landing_module.commit
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workspace_module, "commit", functools.partial(real, on_step=hook))
+        patch.setattr(landing_module, "commit", functools.partial(real, on_step=hook))
         yield
 
 
 @contextmanager
 def _settling(hook: Callable[[str], None]) -> Iterator[None]:
     """Let a hook hear of every call that changes something while an overlay is brought to what remains of it."""
-    real = Workspace._settle
+    real = Landing._settle
 
-    def settle(workspace: Workspace, committed: Committed) -> None:
+    def settle(landing: Landing, committed: Committed, *arguments: Any) -> None:
         with calls(hook):
-            real(workspace, committed)
+            real(landing, committed, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workspace, "_settle", settle)
+        patch.setattr(Landing, "_settle", settle)
         yield
 
 

@@ -22,7 +22,7 @@ from workbench.review.compare import digest_of
 from workbench.review.directories import NO_FLAG, rename_new, sync_parents
 from workbench.review.journal import Action, Intent, Journal, Operation, restored
 from workbench.review.landed import Committed, base_record, load
-from workbench.review.plan import check_complete, check_landable, operations_of
+from workbench.review.plan import check_complete, check_landable, check_names, operations_of
 from workbench.review.recovery import locked, recover_locked
 from workbench.review.staging import ELSEWHERE, Blobs, ChangedError, Staging, colliding
 from workbench.review.transaction import Kept, Transaction
@@ -83,6 +83,7 @@ def commit(
                 raise _conflict(sorted(examination.conflicts))
             check_complete(examination.missing)
             operations = operations_of(examination)
+            check_names(root, operations, manifest)
             _check_permissions(root, operations)
             step("examined")
             intent = _intent(root, change_set, session, message, operations)

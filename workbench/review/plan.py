@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from workbench.checkpoints.manifest import Base, Certainty
+from workbench.checkpoints.manifest import Base, Certainty, Manifest
 from workbench.errors import CommitError, OptionsError
 from workbench.review.bases import Examination, Step, is_mode_alone
 from workbench.review.changeset import State
 from workbench.review.journal import Action, Operation
-from workbench.review.names import is_git
+from workbench.review.names import folded, is_git
 from workbench.review.nearest import Nearest
+from workbench.review.staging import colliding
 from workbench.vfs import paths
+from workbench.vfs.local import LocalStorage
 from workbench.vfs.storage import Kind
 
 _SETID = 0o6000
@@ -45,6 +47,26 @@ def check_complete(missing: Collection[bytes]) -> None:
             code="not_landable",
             hint="Commit that path as well.",
         )
+
+
+def check_names(root: LocalStorage, operations: Iterable[Operation], manifest: Manifest) -> None:
+    """Refuse to delete what the overlay has under a name that this filesystem takes for the same one.
+
+    Where upper and lower case are one, a file that was renamed from the one to the other looks unchanged under its new name.
+    Raises CommitError (not_landable), OSError.
+    """
+    deleted = [operation.path for operation in operations if operation.action is Action.DELETE]
+    if not deleted:
+        return
+    standing: dict[tuple[bytes, str], list[bytes]] = {}
+    for path, entry in manifest.entries.items():
+        if entry.kind is not Kind.WHITEOUT:
+            standing.setdefault((paths.parent(path), folded(paths.name(path))), []).append(path)
+    for path in deleted:
+        for other in standing.get((paths.parent(path), folded(paths.name(path))), ()):
+            is_there = other != path and root.identify(other) is not None
+            if is_there and paths.name(other) not in root.list(paths.parent(other)):
+                raise colliding(other)
 
 
 def _why_not(path: bytes, old: State | None, new: State | None, mount_points: Collection[bytes]) -> str:
