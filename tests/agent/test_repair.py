@@ -13,6 +13,7 @@ from workbench.agent.prompt import create_message, tool_message
 from workbench.agent.repair import INTERRUPTED, repaired
 from workbench.protocol.messages import ChatMessage
 from workbench.testing import Turn
+from workbench.tools.base import tool
 
 
 def reply(*ids: str, content: str = "") -> ChatMessage:
@@ -69,6 +70,32 @@ def test_ids_that_are_there_twice_become_unique_with_their_results() -> None:
     assert len(set(ids)) == 2
     assert [message.tool_call_id for message in fixed if message.role == "tool"] == ids
     assert [message.content for message in fixed if message.role == "tool"] == ["a", "b"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [("", "unnamed"), ("functions.read file", "functions_read_file"), ("é" * 200, "_" * 64), ("ok", "ok")],
+)
+async def test_a_made_up_name_that_no_tool_could_have_is_sent_back_as_one_that_could(name: str, sent: str) -> None:
+    """Providers refuse such a name in a conversation for good."""
+    history = MemoryHistory()
+    async with talk(calling(name), Turn(text="I see."), Turn(text="Yes."), history=history) as it:
+        assert end(await it.say()) == "stop"
+        assert end(await it.say()) == "stop"
+    names = [
+        [call.name for message in request.messages for call in message.tool_calls] for request in it.model.requests
+    ]
+    assert names == [[], [sent], [sent]]
+    assert [call.name for message in await history.read("talk") for call in message.tool_calls] == [name]
+
+
+@pytest.mark.anyio
+async def test_a_name_that_is_offered_is_sent_back_as_it_is() -> None:
+    dotted = tool(name="server.shout")(shout)
+    async with talk(calling("server.shout", text="a"), Turn(text="I see."), tools=[dotted]) as it:
+        assert end(await it.say()) == "stop"
+    assert [call.name for message in it.model.requests[-1].messages for call in message.tool_calls] == ["server.shout"]
 
 
 MESSAGES = st.lists(

@@ -69,7 +69,7 @@ class Loop:
         self._thinking = thinking
         self._schemas = tuple(schemas)
         self._messages = messages
-        self._conversation = RepairedConversation()
+        self._conversation = RepairedConversation(schema.name for schema in schemas)
         self._conversation.extend(history)
         # How many of the run's own messages are in it.
         self._repaired = 0

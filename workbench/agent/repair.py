@@ -2,17 +2,20 @@
 
 A conversation can be broken by a process that was killed in a tool, by a store that somebody edited, or by a caller who
 owns the log. Providers refuse such a request for good: a call without its result, a result without its call, an empty
-message, an id that is there twice.
+message, an id that is there twice, a tool's name with characters that no tool's may have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from workbench.agent.capping import EMPTY
 from workbench.agent.prompt import tool_message
 from workbench.protocol.messages import ChatMessage, ToolCall
 
+_NO_NAME = re.compile("[^A-Za-z0-9_-]")
+_NAME_CHARACTERS = 64
 INTERRUPTED = "The call was interrupted; whether it took effect is unknown."
 
 
@@ -29,7 +32,9 @@ def repaired(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
 class RepairedConversation:
     """The same for a conversation that grows: what was repaired once isn't looked at again."""
 
-    def __init__(self) -> None:
+    def __init__(self, tool_names: Iterable[str] = ()) -> None:
+        """`tool_names` are offered, and so are names whatever they look like."""
+        self._tool_names = frozenset(tool_names)
         self.messages: list[ChatMessage] = []
         self._used: set[str] = set()
 
@@ -49,17 +54,19 @@ class RepairedConversation:
             while index < len(messages) and messages[index].role == "tool":
                 answers.setdefault(messages[index].tool_call_id, messages[index])
                 index += 1
-            self.messages.extend(_step(message, answers, self._used))
+            self.messages.extend(_step(message, answers, self._used, self._tool_names))
 
 
-def _step(message: ChatMessage, answers: dict[str | None, ChatMessage], used: set[str]) -> list[ChatMessage]:
+def _step(
+    message: ChatMessage, answers: dict[str | None, ChatMessage], used: set[str], tool_names: frozenset[str]
+) -> list[ChatMessage]:
     """A reply and the results of its calls; nothing of a reply without content."""
     if not (message.content.strip() or message.images or message.tool_calls):
         return []
     calls, results = [], []
     for call in message.tool_calls:
         answer = answers.get(call.id) or tool_message(call, INTERRUPTED, is_error=True)
-        shaped = _unique(call, used)
+        shaped = _named(_unique(call, used), tool_names)
         calls.append(shaped)
         update: dict[str, object] = {}
         if answer.tool_call_id != shaped.id:
@@ -83,3 +90,11 @@ def _unique(call: ToolCall, used: set[str]) -> ToolCall:
         number += 1
     used.add(id)
     return call if id == call.id else call.model_copy(update={"id": id})
+
+
+def _named(call: ToolCall, tool_names: frozenset[str]) -> ToolCall:
+    """The call with a name that a tool could have."""
+    if call.name in tool_names:
+        return call
+    name = _NO_NAME.sub("_", call.name)[:_NAME_CHARACTERS] or "unnamed"
+    return call if name == call.name else call.model_copy(update={"name": name})
