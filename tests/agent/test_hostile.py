@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,28 @@ def test_an_event_with_data_that_json_has_no_form_for_is_written_all_the_same() 
     assert read.tool_result.content == "seen"
     assert read.tool_result.data["bytes"] == "_w=="
     assert read.tool_result.data["set"] == [1]
+
+
+async def test_tools_that_hang_take_no_thread_from_the_others() -> None:
+    """A call's time is its own, not what it waits for a thread; one that was given up keeps nobody from running."""
+    released = threading.Event()
+
+    @tool(parallel=True)
+    def hang(number: int) -> str:
+        """Hang, or don't."""
+        if number < 45:
+            released.wait(LONG)
+        return "done"
+
+    calls = [Turn.call("hang", {"number": number}) for number in range(50)]
+    turns = (Turn(tool_calls=calls), calling("shout", text="a"), Turn(text="I see."))
+    async with talk(*turns, tools=[hang, shout], tool_call_timeout=2) as it:
+        try:
+            events = await it.say()
+        finally:
+            released.set()
+    assert end(events) == "stop"
+    assert [result.ok for result in results(events)] == [False] * 45 + [True] * 6
 
 
 async def test_two_readers_of_one_stream_share_its_events_and_both_end() -> None:

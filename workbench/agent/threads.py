@@ -6,9 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import anyio
 from anyio import to_thread
 
 T = TypeVar("T")
+
+_AT_ONCE = 40
 
 
 class WorkerThreads:
@@ -16,6 +19,16 @@ class WorkerThreads:
 
     def __init__(self) -> None:
         self._abandoned: set[_Work] = set()
+        self._turns: anyio.CapacityLimiter | None = None
+
+    def turn(self) -> anyio.CapacityLimiter:
+        """What is held while a function is waited for, so that no more than some run at once.
+
+        One that was given up holds nothing: however many hang, others go on.
+        """
+        if self._turns is None:
+            self._turns = anyio.CapacityLimiter(_AT_ONCE)
+        return self._turns
 
     async def run(self, function: Callable[[], T]) -> T:
         """What `function` returns, or raises. A cancelled wait leaves the thread to itself."""
@@ -26,7 +39,7 @@ class WorkerThreads:
                 return function()
 
         try:
-            return await to_thread.run_sync(body, abandon_on_cancel=True)
+            return await to_thread.run_sync(body, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
         finally:
             if work.give_up():
                 self._abandoned.add(work)

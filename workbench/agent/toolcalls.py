@@ -221,6 +221,13 @@ class ToolCalls:
 
     async def _run(self, tool: Tool, call: ToolCall) -> ToolExecutionResult:
         """Raises ToolError (`tool_panicked`, `tool_timeout`), and any other WorkbenchError of the tool's own."""
+        if inspect.iscoroutinefunction(tool.execute):
+            return await self._timed(tool, call)
+        # Waiting for a thread takes nothing of the tool's own time.
+        async with self._threads.turn():
+            return await self._timed(tool, call)
+
+    async def _timed(self, tool: Tool, call: ToolCall) -> ToolExecutionResult:
         limit = self._options.tool_call_timeout
         timeout = f"tool {call.name} timed out after {limit:g} seconds"
         context = _Context(self._session, call.id, self._options.logger, self._emit)
