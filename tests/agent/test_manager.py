@@ -790,6 +790,31 @@ async def test_any_task_may_close_while_others_run_and_make_sessions() -> None:
     assert sessions.list() == ()
 
 
+async def test_a_session_that_was_refused_because_of_a_close_is_not_stored_either() -> None:
+    """What raised hasn't happened: its id is free for the next process."""
+    saving, go_on = anyio.Event(), anyio.Event()
+
+    class SlowStore(MemorySessionStore):
+        async def save(self, session: SessionDetail) -> None:
+            saving.set()
+            await go_on.wait()
+            await super().save(session)
+
+    store = SlowStore()
+    sessions = manager(store=store)
+
+    async def create() -> None:
+        with pytest.raises(SessionClosedError):
+            await sessions.create(CreateSessionRequest(id="s"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(create)
+        await saving.wait()
+        await sessions.close()
+        go_on.set()
+    assert await store.list() == ()
+
+
 async def test_a_cancelled_caller_still_closes_what_it_opened() -> None:
     waiting = Waiting()
     runs = []

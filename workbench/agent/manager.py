@@ -175,6 +175,9 @@ class SessionManager:
             with anyio.CancelScope(shield=True):
                 if not await self._history.create(detail):
                     raise _exists(id)
+                if self._closed:
+                    # Nobody has heard of it, and nobody will.
+                    await self._history.delete(id)
             self._refuse_closed()
         except BaseException:
             self._members.pop(id, None)
