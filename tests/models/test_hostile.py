@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import socket
 import traceback
 import zlib
 from collections.abc import Callable
 
+import anyio
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 
 from tests.models.asking import KEY, ask, fail, model_at, replaced, request
 from workbench.errors import ModelRequestError
 from workbench.models import reading, wire
 from workbench.models.gemini import Gemini
 from workbench.models.keys import Key
+from workbench.models.openai_chat import OpenAIChat
+from workbench.models.wire import Endpoint
 from workbench.testing import StubModelServer, StubReply
 
 pytestmark = pytest.mark.anyio
@@ -101,6 +106,40 @@ async def test_a_host_may_be_an_address_of_the_sixth_version(monkeypatch: pytest
     monkeypatch.delenv("NO_PROXY", raising=False)
     with StubModelServer(StubReply(text="Hi."), host="::1") as stub:
         assert (await model_at(stub).generate(request())).content == "Hi."
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+RAW = {
+    "endless headers": HEAD + b"X: y\r\n" * (1 << 16),
+    "an endless header": HEAD + b"X: " + b"y" * (1 << 20),
+    "an endless size of a chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"0" * (1 << 20),
+    "no HTTP at all": b"\x00\xff" * 1000,
+    "less than was promised": HEAD + b"Content-Length: 1000\r\n\r\ndata: {}\n\n",
+    "a length below nothing": HEAD + b"Content-Length: -1\r\n\r\n",
+    "a status that doesn't exist": b"HTTP/1.1 999 Hm\r\nContent-Length: 0\r\n\r\n",
+    "nothing": b"",
+}
+
+
+async def test_an_answer_that_breaks_http_is_a_passing_error() -> None:
+    answers = iter(RAW.values())
+
+    async def serve(client: SocketStream) -> None:
+        async with client:
+            await client.receive()
+            with contextlib.suppress(anyio.BrokenResourceError):
+                await client.send(next(answers))
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, serve)
+        port = listener.extra(SocketAttribute.local_port)
+        model = OpenAIChat("m", Endpoint(provider="lab", base_url=f"http://127.0.0.1:{port}"))
+        for name in RAW:
+            with anyio.fail_after(60), pytest.raises(ModelRequestError) as caught:
+                await model.generate(request())
+            assert caught.value.code in ("network", "incomplete_stream", "overloaded"), name
+            assert caught.value.retryable, name
+        group.cancel_scope.cancel()
 
 
 async def test_deep_nesting_is_an_error_of_ours() -> None:
