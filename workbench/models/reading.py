@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -45,7 +46,7 @@ class Reading:
     """Bytes of an answer in, which a receiver gets as events or as one body.
 
     A status of 200 says little: what begins like an event stream is one, whatever its headers say, and all else is read
-    to its end. `failure` is the first thing that went wrong; after it nothing more is taken in.
+    to its end. `unpack` opens each piece. `failure` is the first thing that went wrong; after it nothing more is taken in.
     """
 
     def __init__(self, provider: str, base_url: str, receiver: Receiver) -> None:
@@ -56,10 +57,16 @@ class Reading:
         self._start = bytearray()
         self._is_stream: bool | None = None
         self._bytes = 0
+        self.unpack: Callable[[bytes], bytes] = bytes
         self.failure: Exception | None = None
 
     def feed(self, chunk: bytes) -> bool:
         """Take in a chunk; whether it completed an event that says something."""
+        try:
+            chunk = self.unpack(chunk)
+        except ValueError as error:
+            self._fail(unreadable(self._provider, str(error)))
+            return False
         self._bytes += len(chunk)
         if self._bytes > _MOST_BYTES:
             self._fail(_endless(self._provider))
@@ -122,6 +129,25 @@ class Reading:
             provider=self._provider,
             hint=f"Check the base URL, {self._base_url}, and what stands between.",
         )
+
+
+def unpacker(encoding: str | None) -> Callable[[bytes], bytes]:
+    """What unpacks the pieces of a body, each to not much more than a thousand times its size, and raises ValueError.
+
+    Only what was asked for is unpacked, and once: layers, and other ways of packing, have no such bound.
+    """
+    named = (encoding or "identity").strip().lower()
+    decompress = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress if named == "gzip" else bytes
+
+    def unpack(chunk: bytes) -> bytes:
+        if named not in ("gzip", "identity"):
+            raise ValueError(f"it's packed as {named}, which wasn't asked for")
+        try:
+            return decompress(chunk)
+        except zlib.error as error:
+            raise ValueError(f"it isn't packed as {named}") from error
+
+    return unpack
 
 
 def _endless(provider: str) -> ModelRequestError:

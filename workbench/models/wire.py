@@ -20,7 +20,7 @@ import httpx
 from workbench.errors import ModelRequestError, OptionsError
 from workbench.models.errors import is_overflow, model_http_error, model_network_error
 from workbench.models.keys import Key, masked
-from workbench.models.reading import Reading, Receiver
+from workbench.models.reading import Reading, Receiver, unpacker
 from workbench.models.sse import EventReader, ServerEvent
 
 _logger = logging.getLogger("workbench.models")
@@ -31,8 +31,6 @@ _USAGE_SECONDS = 15.0
 _END_SECONDS = 1.0
 # For the words of a failure, whose status says the most of it.
 _ERROR_SECONDS = 15.0
-# What is unpacked piece by piece, each not much more than a thousand times its size; once, not in layers.
-_ENCODINGS = ("identity", "gzip", "deflate")
 _SECRET_WORDS = ("auth", "key", "token", "secret", "cookie")
 _FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _STATUSES = {
@@ -149,7 +147,7 @@ class Wire:
     ) -> None:
         endpoint = self.endpoint
         secret = await endpoint.key.read(endpoint.provider) if endpoint.key is not None else ""
-        headers = {"Accept-Encoding": "gzip, deflate", **headers, **endpoint.headers}
+        headers = {"Accept-Encoding": "gzip", **headers, **endpoint.headers}
         if not all(map(_is_field, endpoint.headers.items())):
             # Its text would show what is in the header.
             raise self._refusal("A header holds what no header can.", "Correct it in config.toml.")
@@ -213,9 +211,9 @@ class Wire:
             raise model_http_error(
                 self.endpoint.provider, response.status_code, response.headers, await _beginning(response)
             )
-        if response.headers.get("Content-Encoding", "identity").strip().lower() not in _ENCODINGS:
-            raise _incomplete(self.endpoint.provider, "The reply was packed in a way that wasn't asked for")
-        async for chunk in response.aiter_bytes():
+        reading.unpack = unpacker(response.headers.get("Content-Encoding"))
+        # The library would unpack too, but without bounds, and it leaves its generators behind where it can't.
+        async for chunk in _body(response):
             if reading.failure is None:
                 self._hurry(reading.feed(chunk), receiver, scope)
             if reading.failure is not None:
@@ -309,14 +307,21 @@ def _incomplete(provider: str, what: str) -> ModelRequestError:
     )
 
 
+def _body(response: httpx.Response) -> httpx.AsyncByteStream:
+    """The bytes as they come, also of a response that a transport made whole."""
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    return response.stream
+
+
 async def _beginning(response: httpx.Response) -> bytes:
     """What a failure says, as much of it as comes soon; the status says enough without it."""
-    body = bytearray()
-    if response.headers.get("Content-Encoding", "identity").strip().lower() not in _ENCODINGS:
-        return b""
+    body, unpack = bytearray(), unpacker(response.headers.get("Content-Encoding"))
     with contextlib.suppress(httpx.HTTPError), anyio.move_on_after(_ERROR_SECONDS) as scope:
-        async for chunk in response.aiter_bytes():
-            body += chunk[: _MOST_ERROR_BYTES - len(body)]
+        async for chunk in _body(response):
+            try:
+                body += unpack(chunk)[: _MOST_ERROR_BYTES - len(body)]
+            except ValueError:
+                scope.cancel()
             if len(body) == _MOST_ERROR_BYTES:
                 # Leaving the loop would leave the library's generators behind, unclosed.
                 scope.cancel()
