@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.terminals import terminal
 from tests.conftest import ROOT, Cli
 from tests.waiting import wait_until
 from workbench.testing import StubCall, StubModelServer, StubReply
@@ -184,6 +185,30 @@ def test_what_would_be_asked_is_denied_without_a_person_unless_everything_is_app
             cli("run", "--model", MODEL, *(["--yes"] if approved else []), "Do it.", code=7 if approved else 0)
         result = stub.requests[1].body["messages"][-1]["content"]
         assert ("Edited" in result) == approved
+
+
+def test_a_person_is_asked_with_the_whole_call_and_may_allow_the_tool_for_the_rest(
+    project: Path, configured: Any, tmp_path: Path
+) -> None:
+    hidden = "harmless " * 50 + "; rm -rf /"
+    calls = [StubCall("write_file", {"path": name, "content": hidden}) for name in ("one", "two", "three")]
+    replies = [StubReply(calls=[call]) for call in calls]
+    with StubModelServer(*replies, DONE) as stub:
+        configured(stub)
+        with open(tmp_path / "config" / "config.toml", "a") as file:
+            file.write('[[agent.permissions]]\npermission = "ask"\ntool = "write_*"\n')
+        argv = [sys.executable, "-m", "workbench", "run", "-w", str(project), "--model", MODEL, "Write."]
+        with terminal(argv, cwd=ROOT, size=(60, 200)) as shown:
+            shown.expect(b"rm -rf /")
+            shown.expect(b"Allow it")
+            shown.type(b"n\n")
+            shown.expect(b"Allow it")
+            shown.type(b"a\n")
+            shown.expect(b"I'm done")
+            assert shown.wait() == 7
+    results = [request.body["messages"][-1]["content"] for request in stub.requests[1:]]
+    assert "wasn't approved" in results[0]
+    assert [result.startswith("Wrote") for result in results] == [False, True, True]
 
 
 def test_a_task_comes_from_a_file_or_standard_input_and_has_to_be_there(

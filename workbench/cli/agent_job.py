@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -13,10 +14,11 @@ from typing import IO
 import anyio
 
 from workbench.agent.options import SessionOptions
+from workbench.agent.permissions import PermissionRules
 from workbench.agent.settings import load
 from workbench.agent.workspace_session import WorkspaceSession
 from workbench.cli import output
-from workbench.cli.conversation import Conversation, called, spent
+from workbench.cli.conversation import Conversation, spent
 from workbench.cli.failure import EXIT_CHECK, EXIT_CONFLICT, EXIT_ERROR
 from workbench.cli.options import Context
 from workbench.cli.prompt import Prompt
@@ -60,10 +62,14 @@ class Job:
         self._options = options
         self._wishes = wishes
         self._check = Command(("sh", "-c", wishes.check)) if wishes.check else None
+        self._settings = load()
+        self._rules = PermissionRules(self._settings.permissions)
+        self._prompt = Prompt()
+        self._asking = anyio.Lock()
 
     async def run(self) -> int:
         """The exit code."""
-        name = self._wishes.model or load().model
+        name = self._wishes.model or self._settings.model
         if not name:
             raise OptionsError(
                 "No model is named.",
@@ -73,6 +79,7 @@ class Job:
             max_turns=self._wishes.max_turns,
             run_timeout=self._wishes.timeout,
             budget=Budget(run_usd=self._wishes.budget) if self._wishes.budget is not None else None,
+            resolve_permission=self._rules,
             approve=self._approve,
         )
         async with AsyncExitStack() as stack:
@@ -199,9 +206,18 @@ class Job:
             return True
         if self._context.json or not sys.stdin.isatty() or not sys.stdout.isatty():
             return False
-        question = f"{output.text(called(request.tool_call))}: allow it? [y/n]"
-        answer = await Prompt().ask(question)
-        return answer is not None and answer.key.lower() == "y"
+        call = request.tool_call
+        # Calls that run side by side are asked about one by one.
+        async with self._asking:
+            # Whole: what's cut off is what somebody would hide.
+            for line in json.dumps(call.arguments, indent=2, ensure_ascii=False).splitlines():
+                output.say(f"{call.name} {line}")
+            answer = await self._prompt.ask("Allow it? y (yes), n (no), a (this tool, for the rest of the run)")
+            if answer is None or answer.key.lower() not in ("y", "a"):
+                return False
+            if answer.key.lower() == "a":
+                self._rules.allow_for_session(request.session_id, call.name)
+            return True
 
 
 async def _cancel_on_interrupt(cancel: Callable[[], bool]) -> None:
