@@ -12,11 +12,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.needed import unavailable
-from tests.trees import make_tree
-from workbench.errors import SandboxError
-from workbench.sandbox import leftovers
-from workbench.sandbox.client import KeeperClient
+# Before anything imports it.
+pytest.register_assert_rewrite("workbench.testing")
+
+from tests.needed import unavailable  # noqa: E402
+from tests.trees import make_tree  # noqa: E402
+from workbench.errors import SandboxError  # noqa: E402
+from workbench.sandbox import leftovers  # noqa: E402
+from workbench.sandbox.client import KeeperClient  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ("workbench/base:1", "workbench/python:1")

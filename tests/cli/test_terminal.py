@@ -175,16 +175,23 @@ def test_a_command_that_isnt_there_leaves_the_terminal_as_it_was(prompt: Prompt)
         assert shown.modes() == shown.modes_before
 
 
+_SAYS_WHEN_IT_GOES_ON = (
+    b'import signal; signal.signal(signal.SIGCONT, lambda *_: print("on", flush=True)); '
+    b'print("go", flush=True); [signal.pause() for _ in iter(int, 1)]'
+)
+
+
 def test_a_shell_has_job_control(prompt: Prompt) -> None:
     with shell(prompt) as shown:
-        shown.type(b"sleep 1000\r")
-        shown.expect(b"sleep 1000\r\n")
+        # What it says comes once it has the terminal, so that the next key is for it.
+        shown.type(b"python3 -c '" + _SAYS_WHEN_IT_GOES_ON + b"'\r")
+        shown.expect(b"go\r\n")
         shown.type(SUSPEND)
-        shown.expect(rb"\[1\]\+\s+Stopped\s+sleep 1000.*ready> $")
+        shown.expect(rb"\[1\]\+\s+Stopped\s+python3.*ready> $")
         shown.type(b"jobs\r")
         shown.expect(rb"\[1\]\+\s+Stopped.*ready> $")
         shown.type(b"fg\r")
-        shown.expect(b"fg\r\nsleep 1000\r\n")
+        shown.expect(b"on\r\n")
         shown.type(INTERRUPT)
         shown.expect(b"ready> $")
         shown.type(b"echo $?\r")

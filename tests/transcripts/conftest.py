@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("workbench.testing")
-
 
 @pytest.fixture(scope="session")
 def samples() -> Path:
