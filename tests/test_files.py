@@ -271,6 +271,27 @@ async def test_a_direct_change_departs_from_what_was_read(state: Path, root: Pat
         assert caught.value.paths == (b"a",)
 
 
+async def test_a_directory_that_is_called_as_the_scratch_one_is_an_ordinary_one(state: Path, root: Path) -> None:
+    (root / "_notes").mkdir()
+    (root / "_notes" / "mine").write_text("mine\n")
+    async with Workspace.open(root) as workspace:
+        await workspace.files.append(b"_notes/mine", b"more\n")
+        await workspace.files.makedirs(b"_notes-2")
+        await workspace.files.write(b"_notes-2/plan", b"plan\n")
+        assert b"_notes" in workspace.view.list(b"")
+        await land(workspace)
+    assert (root / "_notes" / "mine").read_text() == "mine\nmore\n"
+    assert not (root / "_notes-2").exists()
+    (root / "_notes" / "mine").unlink()
+    (root / "_notes").rmdir()
+    # It was fixed when the session began.
+    async with Workspace.open(root) as workspace:
+        assert workspace.view.scratch == b"_notes-2"
+        assert await workspace.files.read(b"_notes-2/plan") == b"plan\n"
+    async with Workspace.open(root, session="other") as workspace:
+        assert workspace.view.scratch == b"_notes"
+
+
 async def test_an_epoch_ends_with_the_checkpoint_after_it(state: Path, root: Path) -> None:
     async with Workspace.open(root) as workspace:
         await workspace.files.write(b"first", b"agent\n")

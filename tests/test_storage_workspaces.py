@@ -278,6 +278,20 @@ async def test_kinds_may_change_and_empty_directories_come_and_go(objects: Objec
         assert not objects.fs.exists(f"{objects.base}/empty")
 
 
+async def test_a_directory_that_is_called_as_the_scratch_one_is_an_ordinary_one(objects: Objects) -> None:
+    objects.put("_notes/mine", b"mine\n")
+    async with objects.open() as workspace:
+        assert workspace.view.scratch == b"_notes-2"
+        await workspace.files.append(b"_notes/mine", b"more\n")
+        await workspace.files.makedirs(workspace.view.scratch)
+        await workspace.files.write(workspace.view.scratch + b"/plan", b"plan\n")
+        assert workspace.view.list(b"") == [b".gitignore", b"_notes", b"a", b"b", b"d"]
+        assert await told(workspace) == {b"_notes/mine": "modified"}
+        await land(workspace)
+        assert objects.all() == {**TREE, "_notes/mine": b"mine\nmore\n"}
+        assert await workspace.files.read(workspace.view.scratch + b"/plan") == b"plan\n"
+
+
 async def test_risky_paths_need_a_yes(objects: Objects) -> None:
     async with objects.open() as workspace:
         await workspace.files.write(b".envrc", b"x\n")

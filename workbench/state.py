@@ -19,7 +19,7 @@ from workbench.protocol.session_ids import file_name
 from workbench.vfs import paths
 from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.identity import identify, same
-from workbench.vfs.session import OverlayDirectory
+from workbench.vfs.session import OverlayDirectory, scratch_name
 from workbench.vfs.statefile import read_json, write_json
 from workbench.warm import default_state_path, slug
 
@@ -273,10 +273,7 @@ class WorkspaceDirectory:
         if os.path.exists(os.path.join(path, "overlay.json")):
             return OverlayDirectory.open(path)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        scratch, number = b"_notes", 1
-        while os.path.lexists(os.path.join(self.root, scratch)):
-            number += 1
-            scratch = b"_notes-%d" % number
+        scratch = scratch_name(lambda name: os.path.lexists(os.path.join(self.root, name)))
         try:
             return OverlayDirectory.create(path, session=session, scratch=os.fsdecode(scratch))
         except OverlayError:

@@ -26,9 +26,8 @@ from workbench.review.storage_commit import StorageCommitted, commit_to_storage,
 from workbench.vfs.any_lower import AnyLower
 from workbench.vfs.fsspec_storage import FsspecStorage
 from workbench.vfs.overlay import Overlay
+from workbench.vfs.session import scratch_name
 from workbench.vfs.storage import Storage, StorageWriter, WritableStorage
-
-_SCRATCH = "_notes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,13 @@ class StorageWorkspace:
         self._lower = AnyLower(storage)
         seen = SeenLower(storage)
         self._layer = MemoryLayer(seen)
-        self.view = Overlay(seen, self._layer, scratch=_SCRATCH.encode())
+        self.view = Overlay(seen, self._layer)
         # One at a time uses the store, and none while a commit or a restore is at the layer.
         self._turn = Lock()
 
     async def __aenter__(self) -> Self:
+        """Raises OSError where the storage can't be asked whether it has a `_notes` of its own."""
+        self.view.scratch = await to_thread.run_sync(scratch_name, self._lower.exists)
         return self
 
     async def __aexit__(
@@ -149,7 +150,7 @@ class StorageWorkspace:
             )
 
     def _compare(self, checkpoint: Checkpoint) -> ChangeSet:
-        return change_set(checkpoint.commit, checkpoint.manifest, self._lower, self._store, scratch=_SCRATCH.encode())
+        return change_set(checkpoint.commit, checkpoint.manifest, self._lower, self._store, scratch=self.view.scratch)
 
     # Deciding
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import stat as stat_module
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,6 +26,13 @@ _TICK_LIMIT = 10.0
 """Seconds. Clocks of filesystems tick every 1 to 10 ms; of old formats every one or two seconds."""
 
 _ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
+
+
+def scratch_name(is_taken: Callable[[bytes], bool]) -> bytes:
+    """The name of a new overlay's scratch directory: `_notes`, or the next one that the lower layer doesn't have."""
+    # Bounded, since a storage may answer to every name.
+    names = (b"_notes", *(b"_notes-%d" % number for number in range(2, 100)))
+    return next((name for name in names if not is_taken(name)), names[-1])
 
 
 @dataclass(slots=True)
