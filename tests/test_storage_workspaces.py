@@ -21,7 +21,6 @@ from workbench.review.diff import unified
 from workbench.storage_workspace import StorageLanded, StorageWorkspace
 from workbench.vfs.fsspec_storage import FsspecStorage
 from workbench.vfs.fsspec_writer import FsspecWriter
-from workbench.vfs.scoped import scope
 from workbench.workspace import Workspace
 
 pytestmark = pytest.mark.anyio
@@ -305,7 +304,7 @@ async def test_risky_paths_need_a_yes(objects: Objects) -> None:
 async def test_a_tenants_scope_is_all_that_a_commit_writes_to(objects: Objects) -> None:
     objects.put("tenant-7/a", b"mine\n")
     objects.put("tenant-7-evil/x", b"theirs\n")
-    storage = scope(FsspecStorage(objects.fs, objects.base), b"tenant-7")
+    storage = FsspecStorage(objects.fs, objects.base).scope(b"tenant-7")
     async with Workspace.open(storage) as workspace:
         await workspace.files.write(b"a", b"changed\n")
         await workspace.files.write(b"b", b"new\n")

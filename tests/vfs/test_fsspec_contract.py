@@ -20,7 +20,7 @@ from workbench.vfs.fsspec_storage import FsspecStorage
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.memory import MemoryUpper
 from workbench.vfs.overlay import Overlay
-from workbench.vfs.scoped import ScopedStorage, scope
+from workbench.vfs.scoped import ScopedStorage
 from workbench.vfs.storage import Storage
 
 
@@ -49,14 +49,14 @@ class TestScopeOfMemory(StorageContract):
 
     def make_storage(self, tree: Tree, tmp_path: Path) -> Storage:
         ours = {b"a/tenant-7/" + path: entry for path, entry in tree.items()}
-        return scope(FsspecStorage(_memory({**ours, b"a/tenant-7-evil/x": File(b"theirs")})), b"a/tenant-7")
+        return FsspecStorage(_memory({**ours, b"a/tenant-7-evil/x": File(b"theirs")})).scope(b"a/tenant-7")
 
 
 class TestScopeOfLocal(StorageContract):
     def make_storage(self, tree: Tree, tmp_path: Path) -> ScopedStorage:
         fill(os.fsencode(tmp_path / "tenant-7"), tree)
         fill(os.fsencode(tmp_path / "tenant-7-evil"), tree)
-        return scope(LocalStorage(os.fsencode(tmp_path)), b"tenant-7")
+        return LocalStorage(os.fsencode(tmp_path)).scope(b"tenant-7")
 
 
 class TestZip(StorageContract):

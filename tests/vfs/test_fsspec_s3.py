@@ -19,7 +19,6 @@ from workbench.testing import Directory, File, StorageContract, Tree
 from workbench.vfs.fsspec_storage import FsspecStorage
 from workbench.vfs.memory import MemoryUpper
 from workbench.vfs.overlay import Overlay
-from workbench.vfs.scoped import scope
 from workbench.vfs.storage import Kind, Storage
 
 pytest.importorskip("s3fs", reason="tests/suites/test_releases.py runs it, in an environment of its own")
@@ -66,7 +65,7 @@ class TestS3(StorageContract):
 
 def test_an_overlay_over_one_tenants_objects_writes_to_none_of_them(address: str) -> None:
     fs, name = bucket(address, {"tenant-7/a": b"mine", "tenant-7/d/e": b"E", "tenant-7-evil/x": b"theirs"})
-    overlay = Overlay(scope(FsspecStorage(fs, f"s3://{name}"), b"tenant-7"), MemoryUpper())
+    overlay = Overlay(FsspecStorage(fs, f"s3://{name}").scope(b"tenant-7"), MemoryUpper())
     with overlay.open(b"a", "r+b") as file:
         file.write(b"M")
     overlay.rename(b"d", b"moved")

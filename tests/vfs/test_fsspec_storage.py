@@ -23,7 +23,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from workbench.errors import OptionsError
 from workbench.vfs.fsspec_storage import FsspecStorage
 from workbench.vfs.overlay import Overlay
-from workbench.vfs.scoped import scope
 from workbench.vfs.storage import Kind
 from workbench.vfs.upper import LocalUpper
 
@@ -421,7 +420,7 @@ def test_an_object_and_a_prefix_of_the_same_name_are_one_entry() -> None:
 
 def test_a_scope_of_an_fsspec_storage_holds_one_tenant() -> None:
     storage = FsspecStorage(memory({"tenant-7/a": b"mine", "tenant-7-evil/b": b"theirs"}))
-    tenant = scope(storage, b"tenant-7")
+    tenant = storage.scope(b"tenant-7")
     assert tenant.list(b"") == [b"a"]
     with pytest.raises(FileNotFoundError) as missing:
         tenant.stat(b"b")

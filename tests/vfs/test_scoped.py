@@ -10,7 +10,6 @@ import pytest
 
 from workbench.errors import OptionsError
 from workbench.vfs.local import LocalStorage
-from workbench.vfs.scoped import ScopedStorage, scope
 from workbench.vfs.storage import Kind
 
 
@@ -31,7 +30,7 @@ def tenants(tmp_path: Path) -> Iterator[LocalStorage]:
 
 
 def test_a_scope_shows_what_is_below_it_and_nothing_beside_it(tenants: LocalStorage) -> None:
-    tenant = scope(tenants, b"tenant-7")
+    tenant = tenants.scope(b"tenant-7")
     assert tenant.entries(b"") == [
         (b"far", Kind.SYMLINK),
         (b"mine", Kind.FILE),
@@ -46,7 +45,7 @@ def test_a_scope_shows_what_is_below_it_and_nothing_beside_it(tenants: LocalStor
 
 
 def test_paths_that_would_climb_or_start_at_the_root_are_refused(tenants: LocalStorage) -> None:
-    tenant = scope(tenants, b"tenant-7")
+    tenant = tenants.scope(b"tenant-7")
     for path in (b"..", b"../tenant-8/secret", b"sub/../../tenant-8", b"/etc/passwd", b"-evil/../..", b".", b"a\0b"):
         for call in (tenant.stat, tenant.list, tenant.open, tenant.readlink, tenant.entries):
             with pytest.raises(OptionsError):
@@ -54,15 +53,15 @@ def test_paths_that_would_climb_or_start_at_the_root_are_refused(tenants: LocalS
 
 
 def test_a_neighbour_whose_name_begins_alike_is_elsewhere(tenants: LocalStorage) -> None:
-    tenant = scope(tenants, b"tenant-7")
+    tenant = tenants.scope(b"tenant-7")
     with pytest.raises(FileNotFoundError):
         tenant.stat(b"-evil/secret")
     with pytest.raises(OptionsError):
-        scope(tenants, b"tenant")
+        tenants.scope(b"tenant")
 
 
 def test_symlinks_that_lead_out_are_not_followed(tenants: LocalStorage) -> None:
-    tenant = scope(tenants, b"tenant-7")
+    tenant = tenants.scope(b"tenant-7")
     for path in (b"out/secret", b"far/secret"):
         for call in (tenant.stat, tenant.open):
             with pytest.raises(NotADirectoryError) as refused:
@@ -99,13 +98,13 @@ def test_symlinks_that_lead_out_are_not_followed(tenants: LocalStorage) -> None:
 )
 def test_a_scope_that_is_no_directory_of_its_own_is_refused(tenants: LocalStorage, wrong: bytes) -> None:
     with pytest.raises(OptionsError) as refused:
-        scope(tenants, wrong)
+        tenants.scope(wrong)
     assert refused.value.code == "invalid_options"
     assert refused.value.hint
 
 
 def test_a_scope_in_a_scope_is_confined_by_both(tenants: LocalStorage) -> None:
-    inner = ScopedStorage(scope(tenants, b"tenant-7"), b"sub")
+    inner = tenants.scope(b"tenant-7").scope(b"sub")
     assert inner.list(b"") == [b"deep"]
     with pytest.raises(FileNotFoundError) as missing:
         inner.stat(b"mine")
@@ -113,7 +112,7 @@ def test_a_scope_in_a_scope_is_confined_by_both(tenants: LocalStorage) -> None:
 
 
 def test_a_scope_that_is_swapped_for_a_symlink_afterwards_fails_closed(tenants: LocalStorage, tmp_path: Path) -> None:
-    tenant = scope(tenants, b"tenant-7")
+    tenant = tenants.scope(b"tenant-7")
     (tmp_path / "tenant-7").rename(tmp_path / "away")
     (tmp_path / "tenant-7").symlink_to("tenant-8")
     with pytest.raises(NotADirectoryError):

@@ -20,6 +20,7 @@ from workbench.vfs import fsspec_info, paths
 from workbench.vfs.fsspec_errors import said_of
 from workbench.vfs.fsspec_info import Info
 from workbench.vfs.fsspec_writer import WRITABLE, FsspecWriter
+from workbench.vfs.scoped import ScopedStorage
 from workbench.vfs.storage import Kind, Stat
 
 # Where a path is only a name, so that no symlink, and no file, in the middle of it can lead anywhere. In any other
@@ -103,6 +104,10 @@ class FsspecStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return self._stat_of(kind, info, path), fsspec_info.version_of(info) if kind is Kind.FILE else b""
+
+    def scope(self, directory: bytes) -> ScopedStorage:
+        """What is below one of its directories, as a storage of its own: a tenant's, say. Raises OptionsError."""
+        return ScopedStorage(self, directory)
 
     def writer(self) -> FsspecWriter | None:
         """What writes to it; only where it's known how the filesystem makes what isn't there, and nothing else."""

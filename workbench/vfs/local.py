@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from workbench.vfs import marks, paths, syscalls
+from workbench.vfs.scoped import ScopedStorage
 from workbench.vfs.storage import BY_NAME, Kind, Stat
 
 _CHUNK = 1 << 20
@@ -217,6 +218,10 @@ class LocalStorage:
     def directory(self, path: bytes) -> OpenDirectory:
         """As `open_directory`, to look into."""
         return OpenDirectory(self.open_directory(path))
+
+    def scope(self, directory: bytes) -> ScopedStorage:
+        """What is below one of its directories, as a storage of its own: a tenant's, say. Raises OptionsError."""
+        return ScopedStorage(self, directory)
 
     @property
     def root_path(self) -> bytes:

@@ -105,6 +105,10 @@ class ScopedStorage:
         writer = self._storage.writer() if isinstance(self._storage, WritableStorage) else None
         return None if writer is None else _ScopedWriter(writer, self._inside)
 
+    def scope(self, directory: bytes) -> ScopedStorage:
+        """A scope inside this one, confined by both. Raises OptionsError."""
+        return ScopedStorage(self, directory)
+
     @contextmanager
     def _inside(self, path: bytes) -> Iterator[bytes]:
         there = paths.join(self._scope, path)
@@ -143,11 +147,6 @@ class _ScopedWriter:
     def remove_directory(self, path: bytes) -> None:
         with self._inside(path) as there:
             self._writer.remove_directory(there)
-
-
-def scope(storage: Storage, directory: bytes) -> ScopedStorage:
-    """A storage confined to one of its directories; scopes may be scoped again. Raises OptionsError."""
-    return ScopedStorage(storage, directory)
 
 
 def _refused(scope: bytes, why: str) -> OptionsError:
