@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import workbench
+from tests.needed import unavailable
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay import Overlay
 from workbench.vfs.storage import Kind
@@ -43,7 +44,10 @@ def base(tmp_path: Path) -> Iterator[Path]:
     for name in ("lower", "upper", "work", "merged"):
         (tmp_path / name).mkdir()
     if not _can_mount(tmp_path):
-        pytest.skip("no overlay can be mounted in a mount namespace here")
+        refused = "no overlay can be mounted in a mount namespace here"
+        if os.geteuid() == 0:
+            unavailable(refused)
+        pytest.skip(refused)
     yield tmp_path
     inner = tmp_path / "work" / "work"
     if inner.exists():

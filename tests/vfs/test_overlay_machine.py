@@ -270,7 +270,10 @@ def lower(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_every_world_agrees_after_every_operation(lower: Path) -> None:
-    machine = type("Machine", (OverlayMachine,), {"lower": lower, "kernel": _can_mount(), "steps": 0})
+    kernel = _can_mount()
+    # Without the kernel the others are compared all the same; but where all can be had it belongs to them.
+    assert kernel or os.geteuid() != 0 or os.environ.get("CI") != "true"
+    machine = type("Machine", (OverlayMachine,), {"lower": lower, "kernel": kernel, "steps": 0})
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(

@@ -358,6 +358,25 @@ class OverlayContract:
         overlay = self.settle(overlay)
         assert overlay.stat(b"d/run").mode == 0o755
 
+    def test_extended_attributes_stay_as_they_were_set(self, tmp_path: Path) -> None:
+        overlay = self.make_overlay(_LOWER, tmp_path)
+        for path in (b"f", b"d"):
+            overlay.setxattr(path, b"user.note", b"\0\xff")
+            overlay = self.settle(overlay)
+            overlay.setxattr(path, b"user.other", b"")
+            overlay = self.settle(overlay)
+        overlay.rename(b"d", b"moved")
+        overlay = self.settle(overlay)
+        for path in (b"f", b"moved"):
+            assert overlay.listxattr(path) == [b"user.note", b"user.other"]
+            assert overlay.getxattr(path, b"user.note") == b"\0\xff"
+            overlay.removexattr(path, b"user.note")
+            overlay = self.settle(overlay)
+            assert overlay.xattrs(path) == {b"user.other": b""}
+            with raises(errno.ENODATA, path):
+                overlay.getxattr(path, b"user.note")
+        assert overlay.read_bytes(b"f") == b"lower f"
+
     def test_a_copy_up_is_not_seen(self, tmp_path: Path) -> None:
         overlay = self.make_overlay(_LOWER, tmp_path)
         before = {path: _shown(overlay, path) for path in [b"", *overlay.find()] if path != b"d/e/f"}
