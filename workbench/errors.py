@@ -44,6 +44,11 @@
     ├── TranscriptError               transcript_unreadable
     └── OperationCancelledError       cancelled
 
+    OSError, of the filesystem        errno · filename · code:
+                                      already_exists · busy · changed_meanwhile · disk_full · invalid · is_a_directory ·
+                                      is_a_symlink · leads_out · name_too_long · no_such_attribute · not_a_directory ·
+                                      not_empty · not_found · not_permitted · not_supported · read_only · system_error
+
 A code is stable: programs may match on it. A message says what happened in one sentence, a hint what to do next.
 """
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from workbench.testing import OverlayContract, StorageContract, Tree, freeze
 from workbench.testing.trees import Directory, Link, fill
+from workbench.vfs.fsspec_storage import FsspecStorage
 from workbench.vfs.layers import Entry
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.memory import MemoryUpper
@@ -103,3 +106,43 @@ class TestUpperInMemoryFrozen(TestUpperInMemory):
 class TestOverlayOverAnOverlay(_Closing, OverlayContract):
     def make_overlay(self, lower: Tree, tmp_path: Path) -> Overlay:
         return Overlay(Overlay(self.on_disk(lower, tmp_path), MemoryUpper()), MemoryUpper())
+
+
+@pytest.mark.parametrize("make", ["on disk", "in memory", "over fsspec", "over a scope"])
+def test_an_error_is_the_systems_with_the_path_and_a_code(make: str, tmp_path: Path) -> None:
+    for name in ("lower/t/d", "upper", "work"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("f", "d/a"):
+        (tmp_path / "lower" / "t" / name).write_bytes(b"lower")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in ("f", "d/a"):
+            archive.writestr(name, b"lower")
+    with (
+        LocalStorage(os.fsencode(tmp_path / "lower")) as whole,
+        LocalStorage(os.fsencode(tmp_path / "lower" / "t")) as lower,
+        LocalUpper(os.fsencode(tmp_path / "upper"), work=os.fsencode(tmp_path / "work")) as upper,
+    ):
+        zipped = FsspecStorage(fsspec.filesystem("zip", fo=str(tmp_path / "a.zip")))
+        storages = {"on disk": lower, "in memory": lower, "over fsspec": zipped, "over a scope": whole.scope(b"t")}
+        overlay = Overlay(storages[make], upper if make == "on disk" else MemoryUpper())
+        overlay.symlink(b"f", b"link")
+        refused: list[tuple[Callable[[], object], type[OSError], bytes, str]] = [
+            (lambda: overlay.stat(b"gone"), FileNotFoundError, b"gone", "not_found"),
+            (lambda: overlay.write_bytes(b"gone/x", b""), FileNotFoundError, b"gone/x", "not_found"),
+            (lambda: overlay.list(b"d/a/x"), NotADirectoryError, b"d/a/x", "not_a_directory"),
+            (lambda: overlay.mkdir(b"f/x"), NotADirectoryError, b"f/x", "not_a_directory"),
+            (lambda: overlay.create(b"d/a"), FileExistsError, b"d/a", "already_exists"),
+            (lambda: overlay.open(b"d"), IsADirectoryError, b"d", "is_a_directory"),
+            (lambda: overlay.open(b"link", "ab"), OSError, b"link", "is_a_symlink"),
+            (lambda: overlay.readlink(b"f"), OSError, b"f", "invalid"),
+            (lambda: overlay.rmdir(b"d"), OSError, b"d", "not_empty"),
+            (lambda: overlay.rename(b"", b"x"), OSError, b"", "busy"),
+            (lambda: overlay.getxattr(b"f", b"user.gone"), OSError, b"f", "no_such_attribute"),
+            (lambda: overlay.create(b"n" * 256), OSError, b"n" * 256, "name_too_long"),
+        ]
+        for act, kind, path, code in refused:
+            with pytest.raises(kind) as raised:
+                act()
+            # The system's own class, so that whoever knows those knows ours.
+            assert (type(raised.value), raised.value.filename) == (kind, path)
+            assert vars(raised.value).get("code") == code

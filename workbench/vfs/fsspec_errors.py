@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from workbench.errors import WorkbenchError
+from workbench.vfs import paths
 
 _CODES: tuple[tuple[type[OSError], int], ...] = (
     (FileNotFoundError, errno.ENOENT),
@@ -27,6 +27,6 @@ def said_of(path: bytes) -> Iterator[None]:
         raise
     except OSError as error:
         code = error.errno or next((code for kind, code in _CODES if isinstance(error, kind)), errno.EIO)
-        raise OSError(code, os.strerror(code), path) from error
+        raise paths.error(code, path) from error
     except Exception as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
+        raise paths.error(errno.EIO, path, f"{type(error).__name__}: {error}") from error

@@ -26,7 +26,8 @@ class MergedView:
     `scratch` is the name, at the root, of the directory that listings leave out; with `hide_hidden_paths` they also
     leave out every name that starts with one `_` and that the lower doesn't have. A hidden path can be read, and
     listed, by name. All methods raise OptionsError for an impossible path, OverlayError (layer_unsupported) for an
-    upper entry that can't be read as the kernel would, and OSError with errno and path.
+    upper entry that can't be read as the kernel would, and OSError with errno and path, and, as far as
+    its layers are ours, a `code` as stable as a WorkbenchError's (`workbench.errors`).
     """
 
     def __init__(

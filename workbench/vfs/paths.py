@@ -14,6 +14,26 @@ MAX_LINKS = 40
 """How many symlinks one resolution follows: the kernel's MAXSYMLINKS (`include/linux/namei.h`)."""
 
 _PATH_MAX = 4096
+_CODES = {
+    errno.EACCES: "not_permitted",
+    errno.EBUSY: "busy",
+    errno.EDQUOT: "disk_full",
+    errno.EEXIST: "already_exists",
+    errno.EINVAL: "invalid",
+    errno.EISDIR: "is_a_directory",
+    errno.ELOOP: "is_a_symlink",
+    errno.ENAMETOOLONG: "name_too_long",
+    errno.ENODATA: "no_such_attribute",
+    errno.ENOENT: "not_found",
+    errno.ENOSPC: "disk_full",
+    errno.ENOTDIR: "not_a_directory",
+    errno.ENOTEMPTY: "not_empty",
+    errno.ENOTSUP: "not_supported",
+    errno.EPERM: "not_permitted",
+    errno.EROFS: "read_only",
+    errno.ESTALE: "changed_meanwhile",
+    errno.EXDEV: "leads_out",
+}
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
@@ -76,9 +96,11 @@ def display(path: bytes) -> str:
     return "".join(shown)
 
 
-def error(code: int, path: bytes) -> OSError:
-    """The OSError subclass for an errno, with the path in it."""
-    return OSError(code, os.strerror(code), path)
+def error(number: int, path: bytes, why: str = "") -> OSError:
+    """The OSError subclass for an errno, with the path in it, and a stable `code` as errors of our own have."""
+    raised = OSError(number, why or os.strerror(number), path)
+    vars(raised)["code"] = _CODES.get(number, "system_error")
+    return raised
 
 
 def _pieces(names: tuple[bytes, ...]) -> Iterator[bytes]:
