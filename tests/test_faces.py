@@ -198,6 +198,15 @@ class TestPut(abstract.AbstractPutTests, Fixtures):
     pass
 
 
+if hasattr(abstract, "AbstractOpenTests"):  # since 2025
+
+    class TestOpen(abstract.AbstractOpenTests, Fixtures):
+        pass
+
+    class TestPipe(abstract.AbstractPipeTests, Fixtures):
+        pass
+
+
 class TestPyFilesystem(FSTestCases, unittest.TestCase):  # type: ignore[misc]
     # test_remove of fs 2.4.16 asks for it by the name that Python 3.12 took away.
     assertRaisesRegexp = unittest.TestCase.assertRaisesRegex  # noqa: N815

@@ -292,6 +292,22 @@ async def test_a_directory_that_is_called_as_the_scratch_one_is_an_ordinary_one(
         assert workspace.view.scratch == b"_notes"
 
 
+async def test_notes_are_checkpointed_and_rewound_like_everything_else(state: Path, root: Path) -> None:
+    async with Workspace.open(root) as workspace:
+        plan = workspace.view.scratch + b"/plan"
+        await workspace.files.makedirs(workspace.view.scratch)
+        await workspace.files.write(plan, b"first\n")
+        await workspace.checkpoint("one")
+        await workspace.files.write(plan, b"second\n")
+        await workspace.files.write(workspace.view.scratch + b"/more", b"more\n")
+        await workspace.rewind("one")
+        assert await workspace.files.read(plan) == b"first\n"
+        assert workspace.view.list(workspace.view.scratch) == [b"plan"]
+        await workspace.redo()
+        assert await workspace.files.read(plan) == b"second\n"
+        assert workspace.view.list(workspace.view.scratch) == [b"more", b"plan"]
+
+
 async def test_an_epoch_ends_with_the_checkpoint_after_it(state: Path, root: Path) -> None:
     async with Workspace.open(root) as workspace:
         await workspace.files.write(b"first", b"agent\n")
