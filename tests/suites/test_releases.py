@@ -18,7 +18,7 @@ from tests.suites.fetched import FULL, ROOT, environment
 
 @dataclass(frozen=True)
 class Cell:
-    """What is installed beside the project, which files of `tests/vfs` then run, and how many tests that is at least."""
+    """What is installed beside the project, which files of `tests` then run, and how many tests that is at least."""
 
     name: str
     requirements: tuple[str, ...]
@@ -34,8 +34,9 @@ def _oldest(requirement: str) -> str:
     return next(f"{requirement}=={match[1]}" for match in found if match)
 
 
-_FSSPEC = ("test_fsspec_face_suite.py", "test_fsspec_face.py", "test_fsspec_contract.py", "test_fsspec_storage.py")
-_PYFILESYSTEM = ("test_pyfilesystem_suite.py", "test_pyfilesystem_face.py")
+_FSSPEC = tuple(f"vfs/test_fsspec_{what}.py" for what in ("face_suite", "face", "contract", "storage"))
+_PYFILESYSTEM = ("vfs/test_pyfilesystem_suite.py", "vfs/test_pyfilesystem_face.py")
+_S3 = ("vfs/test_fsspec_s3.py", "test_storage_workspaces_s3.py")
 _CELLS = (
     # Its suite has fixtures that pytest 9 no longer takes. Its git filesystem has no word for what isn't there (KeyError).
     Cell("fsspec-oldest", (_oldest("fsspec"), "pytest<9", "aiohttp"), _FSSPEC, 700),
@@ -44,7 +45,7 @@ _CELLS = (
     Cell("fs-oldest-setuptools-before-82", (_oldest("fs"), "setuptools<82"), _PYFILESYSTEM, 4 * 79),
     Cell("fs-next", ("fs-next",), _PYFILESYSTEM, 4 * 79),
     # With `boto3` said beside it, pip needn't try release after release for one that suits both.
-    Cell("s3fs", ("s3fs", "aiobotocore[boto3]", "moto[s3]", "flask", "flask-cors"), ("test_fsspec_s3.py",), 10),
+    Cell("s3fs", ("s3fs", "aiobotocore[boto3]", "moto[s3]", "flask", "flask-cors", "trio"), _S3, 20),
 )
 
 
@@ -59,7 +60,7 @@ def test_the_suites_pass_with_each_release_that_people_have(cell: Cell, tmp_path
     report = tmp_path / "report.xml"
     argv = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
     done = subprocess.run(
-        [*argv, f"--junit-xml={report}", *(f"tests/vfs/{file}" for file in cell.files)],
+        [*argv, f"--junit-xml={report}", *(f"tests/{file}" for file in cell.files)],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))},
         stdin=subprocess.DEVNULL,
