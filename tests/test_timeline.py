@@ -114,6 +114,27 @@ def test_a_rewind_across_commits_shows_what_was_there_and_touches_nothing(worked
     assert without_directory_times(worked.view()) == without_directory_times(latest)
 
 
+def test_what_commits_added_is_not_listed_in_a_directory_that_a_later_one_removed(worked: Worked) -> None:
+    """The kernel lists a whiteout where the lower has no directory under its own."""
+    worked.checkpoint("start")
+    start = worked.view()
+    with worked.mounted() as merged:
+        (merged / "docs" / "old" / "added").write_text("x")
+        (merged / "src" / "deep" / "more").mkdir()
+    worked.commit()
+    with worked.mounted() as merged:
+        shutil.rmtree(merged / "docs")
+        shutil.rmtree(merged / "src" / "deep")
+    worked.commit()
+    for only in ([], [b"docs/old"], [b"src"], [b"docs/old/added", b"docs/old/y"]):
+        worked.rewind("start", only=only)
+        view = without_directory_times(worked.view())
+        expected = without_directory_times(start)
+        assert {path: view[path] for path in view if path in expected} == {path: expected[path] for path in view}
+        assert only or view == expected
+        worked.redo()
+
+
 def test_what_a_person_changed_after_a_commit_stays_and_is_said(worked: Worked, tmp_path: Path) -> None:
     worked.checkpoint("start")
     with worked.mounted() as merged:
