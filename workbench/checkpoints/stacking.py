@@ -92,8 +92,10 @@ def grafted(now: Entries, target: Entries, path: bytes, lower: LowerView) -> dic
         return dict(target)
     found = {each: entry for each, entry in now.items() if each != path and not paths.is_below(each, path)}
     piece = {each: entry for each, entry in target.items() if each == path or paths.is_below(each, path)}
-    parent = paths.parent(path)
-    shows_lower = view_below(target, path) and (not parent or lower.directory(parent) is not None)
+    shows_lower = view_below(target, path)
+    if path in piece and (above := paths.parent(path)) and lower.directory(above) is None:
+        # Where the lower has no such directory by now, there's nothing to be let through.
+        shows_lower = False
     if not shows_lower and path in piece and piece[path].kind is Kind.DIR:
         piece[path] = replace(piece[path], opaque=True)
     if not shows_lower and path not in piece:
