@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -113,6 +114,27 @@ def test_a_rewind_across_commits_shows_what_was_there_and_touches_nothing(worked
     assert without_directory_times(worked.view()) == without_directory_times(latest)
 
 
+def test_what_commits_added_is_not_listed_in_a_directory_that_a_later_one_removed(worked: Worked) -> None:
+    """The kernel lists a whiteout where the lower has no directory under its own."""
+    worked.checkpoint("start")
+    start = worked.view()
+    with worked.mounted() as merged:
+        (merged / "docs" / "old" / "added").write_text("x")
+        (merged / "src" / "deep" / "more").mkdir()
+    worked.commit()
+    with worked.mounted() as merged:
+        shutil.rmtree(merged / "docs")
+        shutil.rmtree(merged / "src" / "deep")
+    worked.commit()
+    for only in ([], [b"docs/old"], [b"src"], [b"docs/old/added", b"docs/old/y"]):
+        worked.rewind("start", only=only)
+        view = without_directory_times(worked.view())
+        expected = without_directory_times(start)
+        assert {path: view[path] for path in view if path in expected} == {path: expected[path] for path in view}
+        assert only or view == expected
+        worked.redo()
+
+
 def test_what_a_person_changed_after_a_commit_stays_and_is_said(worked: Worked, tmp_path: Path) -> None:
     worked.checkpoint("start")
     with worked.mounted() as merged:
@@ -220,6 +242,45 @@ def test_one_path_comes_back_alone(worked: Worked, make: str, path: bytes, is_ol
 def plain(tree: dict[bytes, object]) -> dict[bytes, object]:
     """Without what else shares an inode: that may lie outside."""
     return {path: told._replace(link=b"") for path, told in without_directory_times(tree).items()}  # type: ignore[attr-defined]
+
+
+def test_a_path_is_a_name_and_no_pattern(worked: Worked) -> None:
+    names = [b"*", b"a*", b"ab", b"[ab]", b"a", b":(glob)**", b"?", b"!a", b"a\\b", b" a"]
+
+    def write(content: bytes) -> None:
+        with worked.mounted() as merged:
+            for name in names:
+                Path(os.fsdecode(os.path.join(bytes(merged), name))).write_bytes(content)
+
+    write(b"old")
+    worked.checkpoint("old")
+    write(b"new")
+    worked.checkpoint("new")
+    for name in names:
+        worked.rewind("old", only=[name])
+        view = worked.view()
+        assert [each for each in names if view[each].content == b"old"] == [name]
+        worked.redo()
+
+
+def test_a_rewind_that_cannot_keep_what_is_there_touches_nothing(
+    worked: Worked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked.checkpoint("start")
+    with worked.mounted() as merged:
+        (merged / "README").write_text("nowhere else")
+    before, levels = worked.view(), worked.redo_levels()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for go in (lambda: worked.rewind("start"), worked.discard):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(CheckpointError) as caught:
+                go()
+        assert caught.value.code == "checkpoint_failed"
+        assert (worked.view(), worked.redo_levels()) == (before, levels)
 
 
 def test_a_path_that_leads_out_is_refused(worked: Worked) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from tests.checkpoints.layers import Shown, fill
 from tests.review.landing import calls, in_child, kill_at
-from tests.test_timeline import without_directory_times
+from tests.test_timeline import plain, without_directory_times
 from tests.worked import Worked
+from workbench.errors import OverlayError
 
 STRIDE = int(os.environ.get("WORKBENCH_STRIDE", "7"))
 """Of all the calls that change something, how many lie between two that a process is killed at."""
@@ -59,6 +60,10 @@ def discard(worked: Worked) -> None:
     worked.discard()
 
 
+def fork(worked: Worked, name: str) -> None:
+    worked.fork("start", name)
+
+
 @pytest.mark.parametrize("act", [rewind, rewind_one, redo, discard])
 def test_killed_at_any_moment_it_is_whole_after_the_next_command(worked: Worked, act: Callable[[Worked], None]) -> None:
     if act is redo:
@@ -89,6 +94,28 @@ def test_killed_at_any_moment_it_is_whole_after_the_next_command(worked: Worked,
             old, levels = worked.view(), worked.redo_levels()
         number += STRIDE
     assert seen == {"old", "new"}
+
+
+def test_a_fork_killed_at_any_moment_is_whole_or_can_be_made_again_under_its_name(worked: Worked) -> None:
+    worked.rewind("start")
+    expected = plain(worked.view())
+    worked.redo()
+    old = worked.view()
+    is_there = is_not_there = False
+    number = 0
+    while in_child(partial(_killed, worked, partial(fork, name=f"side{number}"), number)) != 0:
+        try:
+            side = worked.fork("start", f"side{number}")
+            is_not_there = True
+        except OverlayError:
+            # Opening it, as any command does, brings it to its end.
+            side = Worked(Path(os.fsdecode(worked.workspace)), worked.mount, f"side{number}")
+            is_there = True
+        assert plain(side.view()) == expected
+        number += STRIDE
+    assert is_there
+    assert is_not_there
+    assert worked.view() == old
 
 
 def _killed(worked: Worked, act: Callable[[Worked], None], number: int) -> None:

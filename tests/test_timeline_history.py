@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.checkpoints.layers import Operations, Shown, fill
 from tests.trees import snapshot
 from tests.worked import Worked
+from workbench.errors import CheckpointError
 
 SEEDS = st.integers(0, 10**6)
 
 
 class Histories(RuleBasedStateMachine):
-    """Operations, checkpoints, rewinds, redos, forks, commits, discards, paths, in any order."""
+    """Operations, checkpoints, rewinds (of single paths, too), redos, forks, commits, discards, in any order."""
 
     fresh: Callable[[], Path]
 
@@ -77,6 +79,24 @@ class Histories(RuleBasedStateMachine):
         else:
             self._require(here)
 
+    @rule(data=st.data())
+    def rewind_one_path(self, data: st.DataObject) -> None:
+        message = data.draw(st.sampled_from(sorted(self.recorded)))
+        there = self.recorded[message][1]
+        before = self.worked.view()
+        path = data.draw(st.sampled_from(sorted((there.keys() | before.keys()) - {b""})))
+        try:
+            self.worked.rewind(message, only=[path])
+        except CheckpointError:
+            # Something that was made since is in the way of its directory; then nothing has changed.
+            above = [path.rsplit(b"/", count)[0] for count in range(1, path.count(b"/") + 1)]
+            assert any(each in before and not stat.S_ISDIR(before[each].mode) for each in above)
+        else:
+            now = self.worked.view()
+            assert part(now, path, is_inside=True) == part(there, path, is_inside=True)
+            assert part(now, path, is_inside=False) == part(before, path, is_inside=False)
+        self._remember((self.commits, before))
+
     @precondition(lambda self: self.redo)
     @rule()
     def go_back(self) -> None:
@@ -112,6 +132,15 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def the_workspace_is_untouched(self) -> None:
         assert snapshot(self.worked.workspace) == self.real
+
+
+def part(view: dict[bytes, Shown], path: bytes, *, is_inside: bool) -> dict[bytes, Shown]:
+    """What is at and below a path, or all else but the directories above it."""
+    found = {}
+    for each, shown in across(view).items():
+        if (each == path or each.startswith(path + b"/")) is is_inside and not path.startswith(each + b"/") and each:
+            found[each] = shown
+    return found
 
 
 def across(view: dict[bytes, Shown]) -> dict[bytes, Shown]:

@@ -21,7 +21,7 @@ from workbench.checkpoints.journey import is_under_way, journey_path
 from workbench.checkpoints.manifest import Base, Entry, Manifest
 from workbench.checkpoints.objects import corrupt
 from workbench.checkpoints.plan import make_plan
-from workbench.checkpoints.stacking import LowerView, grafted, stacked
+from workbench.checkpoints.stacking import LowerView, grafted, stacked, without_idle_whiteouts
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CheckpointError
 from workbench.mounting import Mounting
@@ -193,7 +193,7 @@ class Timeline:
                 taken_back = inverse(committed, self.view(below), sink)
             below = _over(taken_back.manifest, below)
             left += taken_back.left
-        manifest = _trimmed(_over(recorded, below)) if landed else recorded
+        manifest = self._trimmed(_over(recorded, below)) if landed else recorded
         rest = repository.without_repositories(manifest, self._lower)
         git = self._mounting.git_beside(checkpoint)
         without = False
@@ -211,10 +211,10 @@ class Timeline:
         if not named:
             return target
         manifest = now.manifest
-        lower = LowerView(self._directory, self._names)
+        lower = self._lower_view
         for name in named:
             path = paths.join(*(part for part in name.split(b"/") if part not in (b"", b".")))
-            entries = grafted(manifest.entries, target.manifest.entries, path, lower)
+            entries = without_idle_whiteouts(grafted(manifest.entries, target.manifest.entries, path, lower), lower)
             bases = {**now.manifest.bases, **target.manifest.bases, **manifest.bases}
             manifest = replace(manifest, entries=entries, bases=_kept_bases(entries, bases))
         return replace(target, manifest=manifest, held=None, git=None)
@@ -238,6 +238,14 @@ class Timeline:
                 found += [commit_id for commit_id in each.purpose.landed.split() if commit_id not in found]
             is_later = is_later or (each.session, each.number) == (checkpoint.session, checkpoint.number)
         return found
+
+    def _trimmed(self, manifest: Manifest) -> Manifest:
+        entries = without_idle_whiteouts(manifest.entries, self._lower_view)
+        return manifest.with_entries(entries, _kept_bases(entries, manifest.bases))
+
+    @property
+    def _lower_view(self) -> LowerView:
+        return LowerView(self._directory, self._names)
 
     def _directory(self, path: bytes) -> Entry | None:
         return directory_entry(self._lower, path)
@@ -355,10 +363,6 @@ class Timeline:
 def _over(top: Manifest, below: Manifest) -> Manifest:
     # What landed is what the layer departs from now, wherever it was before.
     return top.with_entries(stacked(top.entries, below.entries), {**top.bases, **below.bases})
-
-
-def _trimmed(manifest: Manifest) -> Manifest:
-    return manifest.with_entries(manifest.entries, _kept_bases(manifest.entries, manifest.bases))
 
 
 def _kept_bases(entries: Mapping[bytes, Entry], bases: Mapping[bytes, Base]) -> dict[bytes, Base]:

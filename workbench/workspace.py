@@ -819,19 +819,27 @@ class Workspace:
         target = self.timeline.target(checkpoint)
         self.timeline.require(target)
         _check_session(session)
-        if session in self._directory.sessions():
-            raise OverlayError(
-                f"There is a session '{session}' already.", code="session_exists", hint="Choose another name."
-            )
-        fork = type(self)(
-            self._state, self._directory, self._directory.overlay(session), session, self._mounting.options
+        exists = OverlayError(
+            f"There is a session '{session}' already.", code="session_exists", hint="Choose another name."
         )
+        is_there = session in self._directory.sessions()
+        overlay = self._directory.overlay(session)
+        if is_there and overlay.is_locked():
+            raise exists
+        fork = type(self)(self._state, self._directory, overlay, session, self._mounting.options)
         with contextlib.closing(fork), fork._overlay.lock(_LOCK_TIMEOUT_S):
+            if not fork._is_unused():
+                raise exists
             ours = self._overlay.record()
             kept = {"scratch": ours.scratch, "backend": ours.backend, "image": ours.image, "root_mode": ours.root_mode}
             fork._overlay.save(fork._overlay.record().model_copy(update=kept))
             fork.timeline.go(RowKind.FORK, target, checkpoint, f"forked from {self.session}: {_named(checkpoint)}")
         return len(target.manifest.entries) - 1
+
+    def _is_unused(self) -> bool:
+        """Whether nothing was done in the session yet: so a fork leaves it that is killed before it has begun."""
+        is_begun = self._is_overlay_incomplete() or self._store.latest(self.session) is not None
+        return not is_begun and not os.path.isdir(self.conversation_path) and not os.listdir(self._overlay.upper_path)
 
     # Crashes, locks
 

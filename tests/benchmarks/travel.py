@@ -102,8 +102,12 @@ def travel() -> Iterator[Row]:
         run("cp", "-a", str(many), str(copy))
         shutil.rmtree(copy / ".git")
         shadow = Shadow(copy, few.parent / "shadow.git")
-        shadow.commit()
         with session(many) as ours:
+            change(ours.upper, 10, 10**6)
+            change(copy, 10, 10**6)
+            # What is cold is so once only.
+            mine, theirs = paired(ours.checkpoint, shadow.commit, 1)
+            yield Row(f"first checkpoint of 10 changes, {FILES:,} files", mine, "shadow: the same, cold", theirs)
             yield from _taking(ours, shadow, copy)
             for count in (10, 1000):
                 yield from _going_back(ours, shadow, copy, count)
@@ -117,6 +121,9 @@ def travel() -> Iterator[Row]:
 
             mine, theirs = paired(lambda: take(big), lambda: take(small), REPEATS * 3)
             yield Row(f"checkpoint of 10 changes, {FILES:,} files", mine, "the same, 10 files", theirs)
+            mine, theirs = paired(*(_there_and_back(one, 10) for one in (big, small)))
+            yield Row(f"rewind of 10 changes, {FILES:,} files", mine, "the same, 10 files", theirs)
+        yield from _growing(many)
     yield from _size()
 
 
@@ -137,18 +144,40 @@ def _taking(ours: Session, shadow: Shadow, copy: Path) -> Iterator[Row]:
     yield Row(f"checkpoint of 10 changes, {FILES:,} files", mine, "shadow: add -A, write-tree, commit-tree", theirs)
 
 
-def _going_back(ours: Session, shadow: Shadow, copy: Path, count: int) -> Iterator[Row]:
-    ours_at, shadow_at = [], []
+def _there_and_back(one: Session, count: int) -> Callable[[], None]:
+    """What goes to the other one of two checkpoints that differ in so many files, each time it's called."""
+    at = []
     for seed in (1, 2):
-        change(ours.upper, count, seed)
-        change(copy, count, seed)
-        ours_at.append(ours.checkpoint())
-        shadow_at.append(shadow.commit())
+        change(one.upper, count, seed)
+        at.append(one.checkpoint())
     turns = iter(range(10**6))
+    return lambda: one.rewind(at[next(turns) % 2])
+
+
+def _growing(many: Path) -> Iterator[Row]:
+    """How the times grow with what is changed: tenfold is a ratio of 10 or less."""
+    with session(many, "few") as few, session(many, "more") as more:
+        sizes = ((more, 1000), (few, 100))
+        seeds = iter(range(10**6))
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(REPEATS):
+            for one, count in sizes:
+                change(one.upper, count, next(seeds))
+            for found, measured in zip(times, paired(more.checkpoint, few.checkpoint, 1), strict=True):
+                found.append(measured)
+        mine, theirs = (sorted(found)[len(found) // 2] for found in times)
+        yield Row(f"checkpoint of 1,000 changes, {FILES:,} files", mine, "of 100 changes", theirs)
+        mine, theirs = paired(*(_there_and_back(one, count) for one, count in sizes))
+        yield Row(f"rewind of 1,000 changes, {FILES:,} files", mine, "of 100 changes", theirs)
+
+
+def _going_back(ours: Session, shadow: Shadow, copy: Path, count: int) -> Iterator[Row]:
+    shadow_at = []
+    for seed in (1, 2):
+        change(copy, count, seed)
+        shadow_at.append(shadow.commit())
     others = iter(range(10**6))
-    mine, theirs = paired(
-        lambda: ours.rewind(ours_at[next(turns) % 2]), lambda: shadow.back_to(shadow_at[next(others) % 2])
-    )
+    mine, theirs = paired(_there_and_back(ours, count), lambda: shadow.back_to(shadow_at[next(others) % 2]))
     yield Row(f"rewind of {count:,} changes, {FILES:,} files", mine, "shadow: read-tree -u --reset", theirs)
 
 

@@ -64,13 +64,20 @@ def show(top: str | bytes | Path) -> dict[bytes, Shown]:
 
     look(b"", os.fsencode(top), None)
     waiting = [(b"", os.open(top, os.O_RDONLY | os.O_DIRECTORY))]
-    while waiting:
-        path, fd = waiting.pop()
-        for name in sorted(map(os.fsencode, os.listdir(fd))):
-            child = path + b"/" + name if path else name
-            if stat.S_ISDIR(look(child, name, fd).st_mode):
-                waiting.append((child, os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)))
-        os.close(fd)
+    try:
+        while waiting:
+            path, fd = waiting[-1]
+            below = []
+            for name in sorted(map(os.fsencode, os.listdir(fd))):
+                child = path + b"/" + name if path else name
+                if stat.S_ISDIR(look(child, name, fd).st_mode):
+                    below.append((child, os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)))
+            waiting[-1:] = below
+            os.close(fd)
+    finally:
+        # Else nobody could unmount it, and that would be all that's said.
+        for _, fd in waiting:
+            os.close(fd)
     return shown
 
 

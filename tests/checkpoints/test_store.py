@@ -553,6 +553,28 @@ def test_two_takers_of_one_session_do_not_mix(layers: Layers, monkeypatch: pytes
     assert [checkpoint.message_id for checkpoint in layers.store.list("default")] == ["theirs", "m1"]
 
 
+def test_nobody_waits_for_a_session_that_is_being_read(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = files.probe
+    taken: list[int] = []
+
+    def theirs() -> None:
+        with CheckpointStore(layers.store.directory) as store, LocalUpper(bytes(layers.upper)) as upper:
+            taken.append(store.take("other", upper, upper, message_id="theirs", epoch_ns=0).number)
+
+    def meanwhile(directory: str) -> os.stat_result:
+        monkeypatch.setattr(files, "probe", real)
+        thread = threading.Thread(target=theirs, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert taken == [1], "the other session waits"
+        return real(directory)
+
+    (layers.upper / "f").write_text("1")
+    monkeypatch.setattr(files, "probe", meanwhile)
+    assert layers.take().number == 1
+    assert taken == [1]
+
+
 def test_reading_goes_on_while_another_thread_takes(layers: Layers) -> None:
     (layers.upper / "f").write_text("x")
     first = layers.take()

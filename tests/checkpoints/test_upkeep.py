@@ -189,6 +189,44 @@ def test_collections_and_writers_of_other_sessions_do_not_disturb_each_other(lay
     check(layers.store)
 
 
+def test_nobody_waits_while_the_store_is_packed_together(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = many(layers, 3)
+    real = git.run
+    during: list[Checkpoint] = []
+
+    def theirs() -> None:
+        with CheckpointStore(layers.store.directory) as store, LocalUpper(bytes(layers.upper)) as upper:
+            during.append(store.take("other", upper, upper, message_id="theirs", epoch_ns=0))
+
+    def meanwhile(*arguments: str, stdin: bytes = b"") -> bytes:
+        monkeypatch.setattr(git, "run", real)
+        thread = threading.Thread(target=theirs, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert during, "the other session waits"
+        return real(*arguments, stdin=stdin)
+
+    monkeypatch.setattr(git, "run", meanwhile)
+    upkeep.collect(layers.store)
+    with CheckpointStore(layers.store.directory) as store:
+        assert store.list("other") == during
+        assert store.find("other", "theirs").manifest == during[0].manifest
+        assert store.list("default") == taken[::-1]
+    assert upkeep.verify(layers.store).broken == []
+    check(layers.store)
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("root")
+def test_a_store_of_another_owner_is_packed_without_any_directory_being_declared_safe(layers: Layers) -> None:
+    taken = many(layers, 3)
+    for path in (Path(layers.store.directory), *Path(layers.store.directory).rglob("*")):
+        os.chown(path, 65534, 65534)
+    upkeep.collect(layers.store)
+    assert len(list(Path(layers.store.pack_directory).glob("*.pack"))) == 1
+    assert layers.store.list("default") == taken[::-1]
+
+
 def test_a_full_disk_is_said_before_anything_is_packed(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
     many(layers, 3)
     real = os.statvfs(layers.store.directory)

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.cli.terminals import terminal
 from tests.conftest import ROOT, Cli
 from tests.waiting import wait_until
+from workbench.checkpoints import upkeep
 from workbench.testing import StubCall, StubModelServer, StubReply
+from workbench.workspace import Workspace
 
 MODEL = "stub/m"
 # In dollars for a million tokens: one reply costs more than the budget below.
@@ -68,6 +71,25 @@ def test_a_run_that_succeeded_waits_for_review_and_nothing_has_changed(project: 
     system, user = stub.requests[0].body["messages"]
     assert str(project) in system["content"]
     assert user["content"] == "Make the test pass."
+
+
+def test_many_checkpoints_are_put_together_at_the_end_of_a_run(project: Path, configured: Any) -> None:
+    async def take_many() -> Path:
+        async with Workspace.open(project) as workspace:
+            for number in range(upkeep.MANY_PACKS):
+                await workspace.files.write(b"new", b"%d" % number)
+                await workspace.checkpoint(f"mine{number}")
+            return Path(workspace.store.pack_directory)
+
+    packs = anyio.run(take_many)
+    assert len(list(packs.glob("*.pack"))) == upkeep.MANY_PACKS
+    cli = Cli(project)
+    with StubModelServer(FIX, DONE) as stub:
+        configured(stub)
+        cli("run", "--model", MODEL, "Make the test pass.", code=7)
+    assert len(list(packs.glob("*.pack"))) < 5
+    cli("rewind", "mine7")
+    assert b"+7" in cli("diff").stdout
 
 
 def test_programs_get_every_event_and_the_result_last(project: Path, configured: Any, tmp_path: Path) -> None:

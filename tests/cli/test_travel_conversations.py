@@ -97,6 +97,31 @@ async def test_the_files_of_a_failed_run_go_back(cli: Cli) -> None:
     assert await state_of(cli) == (b"half", [])
 
 
+async def test_the_log_tells_how_each_run_ended_and_folds_its_steps(cli: Cli) -> None:
+    await talked(cli)
+    await told(cli, "checkpoint", "mine")
+    async with opened(cli, writes("half"), Turn(error=RuntimeError("gone"))) as session:
+        with pytest.raises(RunFailedError):
+            await (await session.start("fail", message_id="m3")).result()
+    entries = await told(cli, "log")
+    assert [(entry["message_id"], entry["result"], len(entry["steps"])) for entry in entries] == [
+        ("m3", "error", 1),
+        ("mine", None, 0),
+        ("m2", "stop", 1),
+        ("m1", "stop", 1),
+    ]
+    folded = (await anyio.to_thread.run_sync(lambda: cli("log"))).stdout.decode().splitlines()
+    assert [line.partition("fail")[2] for line in folded[:1]] == [" (1 step)  run: error"]
+    assert "run:" not in folded[1]
+    unfolded = (await anyio.to_thread.run_sync(lambda: cli("log", "--steps"))).stdout.decode().splitlines()
+    assert len(unfolded) == len(folded) + 3
+    assert unfolded[1].split()[:2] == ["step", "1"]
+    assert unfolded[1].endswith("write_file")
+    # What was forked from there tells it of what lies before its beginning.
+    await told(cli, "fork", "m2", "--name", "other")
+    assert [entry["result"] for entry in await told(cli, "log", "--session", "other")][-1] == "stop"
+
+
 async def test_a_fork_takes_the_conversation_along(cli: Cli) -> None:
     await talked(cli)
     assert (await told(cli, "fork", "m2", "--name", "other"))["session"] == "other"

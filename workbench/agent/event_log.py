@@ -15,11 +15,23 @@ from pydantic import ValidationError
 from workbench.agent.disk import on_disk
 from workbench.agent.tasks import spawn
 from workbench.errors import StoreError
-from workbench.protocol.events import Event, SessionDeleted, SessionEvent, ThinkingEvent, session_events
+from workbench.protocol.events import (
+    Event,
+    RunCancelled,
+    RunCompleted,
+    RunFailed,
+    RunStarted,
+    SessionDeleted,
+    SessionEvent,
+    ThinkingEvent,
+    session_events,
+)
 from workbench.protocol.session_ids import file_name
 from workbench.vfs import linefile, paths
 
 _FILE = "events.jsonl"
+_OF_RUNS = b'"type":"run.'
+"""What stands in the line of every event that a run began or ended."""
 
 _logger = logging.getLogger("workbench.agent")
 
@@ -75,6 +87,15 @@ class FileEventLog:
         except ValidationError:
             return max((event.seq for event in _read(path, 0)), default=0)
 
+    async def run_results(self, session_id: str) -> dict[str, str]:
+        """How the run of each message ended, a value of `EndReason`, by the message's id; empty where it hasn't ended.
+
+        Raises as `read`.
+        """
+        path = self._path(session_id)
+        with _store_errors(path):
+            return await on_disk(_run_results, path)
+
     def _path(self, session_id: str) -> str:
         return os.path.join(self._directory, file_name(session_id), _FILE)
 
@@ -125,9 +146,26 @@ def _append(path: str, lines: bytes) -> None:
     linefile.append(path, lines, durable=False)
 
 
-def _read(path: str, after: int) -> tuple[SessionEvent, ...]:
+def _run_results(path: str) -> dict[str, str]:
+    messages: dict[str | None, str] = {}
+    found: dict[str, str] = {}
+    for event in _read(path, 0, having=_OF_RUNS):
+        if isinstance(event, RunStarted) and event.message_id is not None:
+            messages[event.run_id] = event.message_id
+            found[event.message_id] = ""
+        elif event.run_id in messages and isinstance(event, RunCompleted | RunCancelled):
+            found[messages[event.run_id]] = event.result.end_reason.value
+        elif event.run_id in messages and isinstance(event, RunFailed):
+            found[messages[event.run_id]] = event.end_reason.value
+    return found
+
+
+def _read(path: str, after: int, *, having: bytes = b"") -> tuple[SessionEvent, ...]:
+    """The events numbered above `after`, of those in whose line something stands."""
     found = []
     for number, line in enumerate(linefile.read(path).whole, 1):
+        if having not in line:
+            continue
         try:
             found.append(session_events.validate_json(line))
         except ValidationError:

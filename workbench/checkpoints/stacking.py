@@ -57,11 +57,29 @@ def view_below(entries: Entries, path: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LowerView:
-    """What a graft has to know of the lower: a directory's entry as if it were copied up, None where there's none, and
-    the names in one."""
+    """What has to be known of the lower: a directory's entry as if it were copied up, None where there's none, and the
+    names in one."""
 
     directory: Callable[[bytes], Entry | None]
     names: Callable[[bytes], list[bytes]]
+
+
+def without_idle_whiteouts(entries: Entries, lower: LowerView) -> dict[bytes, Entry]:
+    """The entries without the whiteouts in directories of the layer's alone: they hide nothing, and the kernel lists them.
+
+    Raises OSError of the lower's.
+    """
+    merged: dict[bytes, bool] = {b"": not entries[b""].opaque}
+    found: dict[bytes, Entry] = {}
+    for path, entry in entries.items():
+        if entry.kind is Kind.WHITEOUT:
+            above = paths.parent(path)
+            if above not in merged:
+                merged[above] = view_below(entries, path) and lower.directory(above) is not None
+            if not merged[above]:
+                continue
+        found[path] = entry
+    return found
 
 
 def grafted(now: Entries, target: Entries, path: bytes, lower: LowerView) -> dict[bytes, Entry]:
@@ -75,6 +93,9 @@ def grafted(now: Entries, target: Entries, path: bytes, lower: LowerView) -> dic
     found = {each: entry for each, entry in now.items() if each != path and not paths.is_below(each, path)}
     piece = {each: entry for each, entry in target.items() if each == path or paths.is_below(each, path)}
     shows_lower = view_below(target, path)
+    if path in piece and (above := paths.parent(path)) and lower.directory(above) is None:
+        # Where the lower has no such directory by now, there's nothing to be let through.
+        shows_lower = False
     if not shows_lower and path in piece and piece[path].kind is Kind.DIR:
         piece[path] = replace(piece[path], opaque=True)
     if not shows_lower and path not in piece:

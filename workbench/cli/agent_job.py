@@ -20,7 +20,7 @@ from workbench.agent.workspace_session import WorkspaceSession
 from workbench.cli import output
 from workbench.cli.conversation import Conversation, spent
 from workbench.cli.failure import EXIT_CHECK, EXIT_CONFLICT, EXIT_ERROR
-from workbench.cli.options import Context
+from workbench.cli.options import Context, keep_small
 from workbench.cli.prompt import Prompt
 from workbench.errors import ConflictError, OptionsError, RunFailedError, WorkbenchError
 from workbench.models.resolving import resolve
@@ -98,7 +98,9 @@ class Job:
             log: IO[str] | None = None
             if self._wishes.events:
                 log = stack.enter_context(open(self._wishes.events, "a", encoding="utf-8"))  # noqa: SIM115
-            return await self._follow(workspace, session, log)
+            code = await self._follow(workspace, session, log)
+            keep_small(workspace)
+            return code
 
     async def _follow(self, workspace: Workspace, session: WorkspaceSession, log: IO[str] | None) -> int:
         conversation = Conversation(quiet=self._context.quiet)

@@ -42,6 +42,15 @@ async def fork(workspace: Workspace, message_id: str, name: str, *, step: int) -
             await session.fork_conversation(message_id, name)
 
 
+async def results(workspace: Workspace, session: str) -> dict[str, str]:
+    """How the run of each message of a session ended. Raises as `FileEventLog.run_results`."""
+    if not os.path.isdir(os.path.dirname(workspace.conversation_path)):
+        return {}
+    from workbench.agent.stores import FileSessionStore
+
+    return await FileSessionStore(workspace.directory).event_log.run_results(session)
+
+
 @asynccontextmanager
 async def _conversation(workspace: Workspace) -> AsyncIterator[WorkspaceSession | None]:
     """The session's conversation, None where there never was one."""

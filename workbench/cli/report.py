@@ -109,14 +109,15 @@ def checkpoint_report(checkpoint: Checkpoint) -> CheckpointReport:
     )
 
 
-def entry_report(entry: LogEntry) -> CheckpointReport:
-    """An entry of `workbench log`."""
+def entry_report(entry: LogEntry, result: str | None) -> CheckpointReport:
+    """An entry of `workbench log`; `result` is how its message's run ended, where there was one."""
     found = {
         "changes": entry.changes,
         "added": entry.added,
         "modified": entry.modified,
         "removed": entry.removed,
         "steps": tuple(map(checkpoint_report, entry.steps)),
+        "result": result,
         "left": entry.is_left,
         "forks": entry.forks,
     }

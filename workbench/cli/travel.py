@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -154,18 +154,27 @@ def log(
 async def _log(context: Context, number: int, graph: bool, steps: bool) -> None:
     async with context.open() as workspace:
         entries = workspace.timeline.log(most=number, with_forks=graph or context.json)
+        results = {
+            each: await along.results(workspace, each) for each in {entry.checkpoint.session for entry in entries}
+        }
         if context.json:
-            output.write_json_list([entry_report(entry) for entry in entries])
+            output.write_json_list([entry_report(entry, _result(entry, results)) for entry in entries])
             return
         width = max((len(_argument(entry.checkpoint.message_id)) for entry in entries), default=0)
         for entry in entries:
-            for line in _lines(entry, min(width, 40), graph=graph, steps=steps):
+            for line in _lines(entry, min(width, 40), _result(entry, results), graph=graph, steps=steps):
                 print(line)
         if number and len(entries) == number:
             print(output.dim("older ones: workbench log -n 0"))
 
 
-def _lines(entry: LogEntry, width: int, *, graph: bool, steps: bool) -> Iterable[str]:
+def _result(entry: LogEntry, results: Mapping[str, Mapping[str, str]]) -> str | None:
+    """How the run of a message ended, empty where it hasn't, None where there was none."""
+    is_message = entry.checkpoint.purpose.kind is RowKind.MESSAGE
+    return results[entry.checkpoint.session].get(entry.checkpoint.message_id) if is_message else None
+
+
+def _lines(entry: LogEntry, width: int, result: str | None, *, graph: bool, steps: bool) -> Iterable[str]:
     checkpoint = entry.checkpoint
     mark = ("| * " if entry.is_left else "*   ") if graph else ""
     margin = ("| | " if entry.is_left else "|   ") if graph else ""
@@ -173,9 +182,10 @@ def _lines(entry: LogEntry, width: int, *, graph: bool, steps: bool) -> Iterable
         f"{sign}{count}" for sign, count in (("+", entry.added), ("~", entry.modified), ("-", entry.removed)) if count
     )
     folded = f" ({output.count(len(entry.steps), 'step')})" if entry.steps and not steps else ""
+    ended = f"  run: {result or 'not ended'}" if result is not None else ""
     named = output.text(_argument(checkpoint.message_id)).ljust(width)
     line = f"{mark}{output.bold(named)}  {_age(checkpoint.created_at):>14}  {counts:<10}  "
-    yield (line + output.text(checkpoint.label or _said(checkpoint.purpose.kind)) + folded).rstrip()
+    yield (line + output.text(checkpoint.label or _said(checkpoint.purpose.kind)) + folded + ended).rstrip()
     if steps:
         for each in entry.steps:
             named = f"  step {each.purpose.step}".ljust(width)

@@ -276,8 +276,9 @@ class CheckpointReport(Frozen):
     `created_at` is a time of RFC 3339 in UTC. `changes` counts the paths that a command changed, of any other kind those
     that differ from the entry before it, of which `added` are new and `removed` gone. `kind` is `message`, `command`
     (what was there before one), `before` (before a rewind, redo or discard), `rewind`, `redo`, `discard`, `fork` or
-    `landed` (after the commit `landed`). `steps` are those of its message. `left` says that a rewind went back behind it,
-    `forks` names the sessions that began there.
+    `landed` (after the commit `landed`). `steps` are those of its message, `result` is how that message's run
+    ended, as `end_reason` of `workbench run --json`: empty while it hasn't, None where there was none. `left` says that a
+    rewind went back behind it, `forks` names the sessions that began there.
     """
 
     message_id: str
@@ -294,6 +295,7 @@ class CheckpointReport(Frozen):
     commit: str = ""
     landed: str | None = None
     steps: tuple[CheckpointReport, ...] = ()
+    result: str | None = None
     left: bool = False
     forks: tuple[str, ...] = ()
 
