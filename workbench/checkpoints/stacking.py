@@ -93,8 +93,10 @@ def grafted(now: Entries, target: Entries, path: bytes, lower: LowerView) -> dic
     found = {each: entry for each, entry in now.items() if each != path and not paths.is_below(each, path)}
     piece = {each: entry for each, entry in target.items() if each == path or paths.is_below(each, path)}
     shows_lower = view_below(target, path)
-    if path in piece and (above := paths.parent(path)) and lower.directory(above) is None:
-        # Where the lower has no such directory by now, there's nothing to be let through.
+    if (above := paths.parent(path)) and lower.directory(above) is None:
+        # Nothing of the lower's is to be let through, nor to be hidden.
+        if path not in piece:
+            return found
         shows_lower = False
     if not shows_lower and path in piece and piece[path].kind is Kind.DIR:
         piece[path] = replace(piece[path], opaque=True)
