@@ -244,6 +244,21 @@ def plain(tree: dict[bytes, object]) -> dict[bytes, object]:
     return {path: told._replace(link=b"") for path, told in without_directory_times(tree).items()}  # type: ignore[attr-defined]
 
 
+def test_what_was_made_where_a_file_was_goes_alone(worked: Worked) -> None:
+    worked.checkpoint("start")
+    with worked.mounted() as merged:
+        (merged / "README").unlink()
+        (merged / "README" / "in").mkdir(parents=True)
+        (merged / "README" / "in" / "gone").write_text("x")
+        (merged / "README" / "stays").write_text("x")
+    worked.rewind("start", only=[b"README/in/gone"])
+    assert {path for path in worked.view() if path.startswith(b"README")} == {
+        b"README",
+        b"README/in",
+        b"README/stays",
+    }
+
+
 def test_a_path_is_a_name_and_no_pattern(worked: Worked) -> None:
     names = [b"*", b"a*", b"ab", b"[ab]", b"a", b":(glob)**", b"?", b"!a", b"a\\b", b" a"]
 
