@@ -44,7 +44,7 @@ from workbench.sandbox.shell import ShellSession
 from workbench.searching import GrepOptions, Searching
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.timeline import Journey, Preview, Target, Timeline
-from workbench.vfs import search
+from workbench.vfs import paths, search
 from workbench.vfs.listing import Listed, listing
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.merged import MergedView
@@ -767,17 +767,22 @@ class Workspace:
             lambda: self.timeline.preview(now.manifest, self.timeline.part(now, self.timeline.target(checkpoint), only))
         )
 
-    async def difference(self, old: str, new: str | None = None) -> Preview:
-        """What changed from one checkpoint to another, or to what is there now. Raises as `rewind`."""
+    async def difference(self, old: str, new: str | None = None, *, only: Sequence[bytes] = ()) -> Preview:
+        """What changed from one checkpoint to another, or to what is there now, of that `only` at and below some paths,
+        where there are any. Raises as `rewind`."""
         before = await to_thread.run_sync(self.timeline.find, old)
         if new is None:
             after = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP)
         else:
             after = await to_thread.run_sync(self.timeline.find, new)
 
-        return await to_thread.run_sync(
+        found = await to_thread.run_sync(
             lambda: self.timeline.preview(self.timeline.target(before).manifest, self.timeline.target(after))
         )
+        if not only:
+            return found
+        wanted = [each for each in found.changes if any(_is_at(each.path, path) for path in only)]
+        return replace(found, changes=wanted)
 
     def keep_small(self, policy: Retention | None = None) -> None:
         """Drop what the session's checkpoints have beyond their retention, and put the rest of the store together.
@@ -890,6 +895,10 @@ def _check_session(name: str) -> None:
             f"{name!r} can't name a session.",
             hint="Use 1 to 64 letters, digits, dots, underscores and hyphens, beginning with a letter or digit.",
         )
+
+
+def _is_at(path: bytes, top: bytes) -> bool:
+    return path == top or paths.is_below(path, top)
 
 
 def _named(checkpoint: Checkpoint) -> str:

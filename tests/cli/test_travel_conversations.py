@@ -87,6 +87,23 @@ async def test_a_path_a_step_and_what_is_no_message_are_of_files_alone(cli: Cli)
     assert await state_of(cli) == (b"2", ["write 1", "write 2"])
 
 
+async def test_a_difference_can_be_of_some_paths(cli: Cli) -> None:
+    async with Workspace.open(cli.workspace) as workspace:
+        await workspace.checkpoint("start")
+        await workspace.files.mkdir(b"d")
+        for name in (b"d/one", b"d/two", b"e"):
+            await workspace.files.write(name, b"x")
+        await workspace.checkpoint("end")
+        assert [change.path for change in (await workspace.difference("start", only=[b"d/one"])).changes] == [b"d/one"]
+
+    def shown(*arguments: str) -> list[bytes]:
+        return cli("diff", "--from", "start", "--name-status", *arguments).stdout.splitlines()
+
+    assert await anyio.to_thread.run_sync(lambda: shown("--to", "end", "d")) == [b"A\td/one", b"A\td/two"]
+    assert await anyio.to_thread.run_sync(lambda: shown("e", "d/two")) == [b"A\td/two", b"A\te"]
+    assert await anyio.to_thread.run_sync(lambda: shown("elsewhere")) == []
+
+
 async def test_the_files_of_a_failed_run_go_back(cli: Cli) -> None:
     async with opened(cli, writes("half"), Turn(error=RuntimeError("gone"))) as session:
         with pytest.raises(RunFailedError):

@@ -161,9 +161,9 @@ def diff(
     if new and not old:
         raise typer.BadParameter("--to needs --from.")
     if old:
-        if only or digest_only or accepted or include:
-            raise typer.BadParameter("--from goes with none of PATH, --digest-only, --accepted and --include.")
-        found = run(difference, context, old, new or None, form, context=context)
+        if digest_only or accepted or include:
+            raise typer.BadParameter("--from goes with none of --digest-only, --accepted and --include.")
+        found = run(difference, context, old, new or None, only or [], form, context=context)
     else:
         found = run(_diff, context, only or [], form, look, accepted, include, context=context)
     if exit_code and found:

@@ -14,6 +14,7 @@ from workbench.cli import along, output
 from workbench.cli.audit import show_audit, verify_audit
 from workbench.cli.jobs import say_ended
 from workbench.cli.options import Context, ForceStopOption, JsonOption, QuietOption, SessionOption, WorkspaceOption, run
+from workbench.cli.places import inside
 from workbench.cli.report import (
     checkpoint_report,
     entry_report,
@@ -26,7 +27,7 @@ from workbench.protocol.reports import ForkReport, PathReport, PurgedReport, Pur
 from workbench.review import diff as rendering
 from workbench.review.log import LogEntry
 from workbench.timeline import Preview
-from workbench.workspace import Travelled, Workspace
+from workbench.workspace import Travelled
 
 _MOST = 50
 _AGES = (("day", 86400), ("hour", 3600), ("minute", 60))
@@ -353,13 +354,9 @@ def _say_left(context: Context, left: tuple[bytes, ...], without_repository: boo
         output.say("what commands did to the repository's .git stays away: the real one moved on since")
 
 
-async def difference(context: Context, old: str, new: str | None, form: str) -> bool:
-    """Show what lies between two checkpoints, or one and now; whether anything does."""
+async def difference(context: Context, old: str, new: str | None, only: Iterable[str], form: str) -> bool:
+    """Show what lies between two checkpoints, or one and now, at some paths or at all; whether anything does."""
     async with context.open() as workspace:
-        return await _difference(workspace, context, old, new, form)
-
-
-async def _difference(workspace: Workspace, context: Context, old: str, new: str | None, form: str) -> bool:
-    preview = await workspace.difference(old, new)
-    print_preview(context, preview, form)
-    return bool(preview.changes)
+        preview = await workspace.difference(old, new, only=[inside(workspace.root, name) for name in only])
+        print_preview(context, preview, form)
+        return bool(preview.changes)
