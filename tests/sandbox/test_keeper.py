@@ -236,9 +236,9 @@ async def test_an_idle_sandbox_ends_by_itself_but_not_under_a_client(place: Plac
 async def test_stopping_ends_commands_and_says_so_on_both_sides(place: Place) -> None:
     async with await place.ensure() as client:
         job = await client.spawn(
-            Command(("sh", "-c", "echo here; trap '' TERM; sleep 1006.5; sleep 1006.5"), output_limit=99)
+            Command(("sh", "-c", "echo here; trap '' TERM; : >ready; sleep 1006.5; sleep 1006.5"), output_limit=99)
         )
-        await until(lambda: alive("sleep", "1006.5"))
+        await until((place.upper / "ready").exists)
         other = await KeeperClient.connect(place.overlay.path)
         assert other is not None
         results = []
