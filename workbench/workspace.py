@@ -392,7 +392,7 @@ class Workspace:
     # Looking
 
     def egress_events(self) -> list[EgressEvent]:
-        """What left, or wanted to leave, this session's sandboxes, oldest first: the last thousands. Raises OSError."""
+        """What left, or wanted to leave, this session's sandboxes, as it began: the last thousands. Raises OSError."""
         return EgressLog(self._overlay.path).events()
 
     async def read(self, path: bytes) -> bytes:

@@ -68,9 +68,10 @@ def test_a_command_reaches_what_it_was_allowed_and_the_next_one_nothing(prompt: 
 def test_the_report_for_programs_tells_of_every_request(prompt: Prompt, server: Server) -> None:
     script = f"""
 import urllib.request, urllib.error
-urllib.request.urlopen("http://{server.place}/")
-try: urllib.request.urlopen("http://192.0.2.1/")
-except urllib.error.HTTPError as error: print(error.code)
+first = urllib.request.urlopen("http://{server.place}/")
+try: urllib.request.urlopen("http://192.0.2.1/").read()
+except urllib.error.HTTPError as error: print(error.code, flush=True); error.read()
+first.read()
 """
     found = json.loads(prompt("exec", "--json", "--allow-host", server.place, "--", "python3", "-c", script).stdout)
     assert found["stdout"] == "403\n"

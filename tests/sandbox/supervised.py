@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from workbench.sandbox.connection import SupervisorConnection
 
 SOURCE = Path(supervisor.__file__)
 UID = 54321
+NAPS = itertools.count(1000)
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8"}
 
 # As a Python built against an old C library behaves.
@@ -78,6 +80,11 @@ class Inside:
 
 def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def nap() -> str:
+    """Seconds for a `sleep` that outlasts its test, and that no other test, process or run of the tests sleeps."""
+    return f"{next(NAPS)}.{os.getpid()}"
 
 
 def alive(*words: str) -> bool:

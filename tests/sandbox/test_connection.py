@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from tests.sandbox.supervised import Inside, alive, supervised
+from tests.sandbox.supervised import Inside, alive, nap, supervised
 from tests.waiting import until
 from workbench.errors import CommandError, OptionsError
 from workbench.protocol.commands import Command
@@ -155,10 +155,12 @@ async def test_a_callback_that_fails_ends_the_command(inside: Inside) -> None:
 
 
 async def test_nothing_outlives_the_stream() -> None:
+    away, here = nap(), nap()
     async with supervised(namespaces=False) as inside:
         job = await inside.connection.spawn(
-            Command(("sh", "-c", "setsid -f sleep 1002.5; echo x; sleep 1002.5"), output_limit=9)
+            Command(("sh", "-c", f"setsid -f sleep {away}; echo x; sleep {here}"), output_limit=9)
         )
-        await until(lambda: alive("sleep", "1002.5"))
+        await until(lambda: alive("sleep", away) and alive("sleep", here))
         assert job is not None
-    assert not alive("sleep", "1002.5")
+    assert not alive("sleep", away)
+    assert not alive("sleep", here)

@@ -18,7 +18,7 @@ from anyio.abc import ByteStream, UNIXSocketStream
 
 from tests.needed import need_program
 from tests.sandbox.places import Place, a_place
-from tests.sandbox.supervised import SOURCE, alive, prefix
+from tests.sandbox.supervised import SOURCE, alive, nap, prefix
 from tests.waiting import until
 from workbench.errors import SandboxError, StateError
 from workbench.protocol.commands import Command
@@ -131,8 +131,9 @@ def _content(spec: SandboxSpec) -> object:
 
 
 async def test_a_client_that_is_killed_takes_its_commands_along_and_no_others(place: Place) -> None:
+    ours, away, here = nap(), nap(), nap()
     async with await place.ensure() as client:
-        own = await client.spawn(Command(("sleep", "1003.25")))
+        own = await client.spawn(Command(("sleep", ours)))
         script = f"""
 import anyio
 from workbench.sandbox.client import KeeperClient
@@ -141,15 +142,15 @@ async def main():
     async with await KeeperClient.connect({place.overlay.path!r}) as client, client.freeze():
         pass
     async with await KeeperClient.connect({place.overlay.path!r}) as client:
-        await client.run(Command(("sh", "-c", "setsid -f sleep 1003.5; sleep 1003.75")))
+        await client.run(Command(("sh", "-c", "setsid -f sleep {away}; sleep {here}")))
 anyio.run(main)
 """
         other = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)})
-        await until(lambda: alive("sleep", "1003.5") and alive("sleep", "1003.75"))
+        await until(lambda: alive("sleep", away) and alive("sleep", here))
         other.kill()
         other.wait()
-        await until(lambda: not alive("sleep", "1003.5") and not alive("sleep", "1003.75"))
-        assert alive("sleep", "1003.25")
+        await until(lambda: not alive("sleep", away) and not alive("sleep", here))
+        assert alive("sleep", ours)
         assert (await client.info()).jobs == 1
         await own.kill("test")
         assert (await own.wait()).ended_by == "test"
@@ -186,16 +187,17 @@ anyio.run(main)
 
 
 async def test_a_killed_keeper_leaves_nothing_running_and_the_overlay_free(place: Place) -> None:
+    seconds = nap()
     client = await place.ensure()
     async with client:
         pid = (await client.info()).pid
-        job = await client.spawn(Command(("sleep", "1004.5")))
-        await until(lambda: alive("sleep", "1004.5"))
+        job = await client.spawn(Command(("sleep", seconds)))
+        await until(lambda: alive("sleep", seconds))
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(SandboxError) as caught:
             await job.wait()
         assert caught.value.code == "sandbox_lost"
-    await until(lambda: not alive("sleep", "1004.5"))
+    await until(lambda: not alive("sleep", seconds))
     await until(lambda: place.is_free() and not place.is_mounted())
     assert await KeeperClient.connect(place.overlay.path) is None
     assert [mount.live for mount in place.overlay.record().mounts] == [True]
@@ -204,9 +206,10 @@ async def test_a_killed_keeper_leaves_nothing_running_and_the_overlay_free(place
 
 
 async def test_a_sandbox_whose_supervisor_dies_is_lost_to_all_and_cleaned_up(place: Place) -> None:
+    seconds = nap()
     async with await place.ensure() as client:
-        job = await client.spawn(Command(("sleep", "1005.5")))
-        await until(lambda: alive("sleep", "1005.5"))
+        job = await client.spawn(Command(("sleep", seconds)))
+        await until(lambda: alive("sleep", seconds))
         name = (await client.info()).name
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -234,9 +237,10 @@ async def test_an_idle_sandbox_ends_by_itself_but_not_under_a_client(place: Plac
 
 
 async def test_stopping_ends_commands_and_says_so_on_both_sides(place: Place) -> None:
+    first, second = nap(), nap()
     async with await place.ensure() as client:
         job = await client.spawn(
-            Command(("sh", "-c", "echo here; trap '' TERM; : >ready; sleep 1006.5; sleep 1006.5"), output_limit=99)
+            Command(("sh", "-c", f"echo here; trap '' TERM; : >ready; sleep {first}; sleep {second}"), output_limit=99)
         )
         await until((place.upper / "ready").exists)
         other = await KeeperClient.connect(place.overlay.path)
@@ -253,7 +257,8 @@ async def test_stopping_ends_commands_and_says_so_on_both_sides(place: Place) ->
             assert place.is_free()
             assert not place.is_mounted()
         assert (results[0].ended_by, results[0].stdout, results[0].signal) == ("commit", b"here\n", "SIGKILL")
-    assert not alive("sleep", "1006.5")
+    assert not alive("sleep", first)
+    assert not alive("sleep", second)
 
 
 async def test_a_terminal_is_only_ended_by_force(place: Place) -> None:

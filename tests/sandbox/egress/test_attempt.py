@@ -29,6 +29,14 @@ def test_the_log_keeps_the_last_and_its_size_is_bounded(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
 
 
+def test_attempts_are_told_as_they_began_however_they_ended(tmp_path: Path) -> None:
+    log = EgressLog(str(tmp_path))
+    first, second = Attempt("proxy", host="a.example"), Attempt("proxy", host="b.example")
+    log.add(second.event())
+    log.add(first.event())
+    assert [event.host for event in log.events()] == ["a.example", "b.example"]
+
+
 def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     log = EgressLog(str(tmp_path))
     log.add(Attempt("proxy", host="a.example").event())

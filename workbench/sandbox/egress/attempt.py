@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import anyio
 from anyio.abc import ByteStream
@@ -119,11 +120,11 @@ class EgressLog:
             os.rename(self._path, f"{self._path}.1")
 
     def events(self) -> list[EgressEvent]:
-        """All that are kept, oldest first; a line that was cut by a crash is left out. Raises OSError."""
+        """All that are kept, as they began; a line that was cut by a crash is left out. Raises OSError."""
         found = []
         for path in (f"{self._path}.1", self._path):
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
                 for line in file:
                     with contextlib.suppress(ValueError):
                         found.append(EgressEvent.model_validate(json.loads(line)))
-        return found
+        return sorted(found, key=attrgetter("began_ns"))

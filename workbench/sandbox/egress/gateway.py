@@ -16,6 +16,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 
 import anyio
 import h11
@@ -112,12 +113,13 @@ class Allowance:
             (*egress.allow_hosts, *remembered), ask=ask if egress.ask else None, remember=remember
         )
         self.events: list[EgressEvent] = []
-        """The first of its events, oldest first."""
+        """The first that ended, in that order."""
         self.omitted_events = 0
 
     def content(self) -> frames.Json:
-        """What is told of it: its events so far."""
-        return {"events": [event.model_dump() for event in self.events], "omitted": self.omitted_events}
+        """What is told of it: its events so far, in the order in which they began."""
+        events = sorted(self.events, key=attrgetter("began_ns"))
+        return {"events": [event.model_dump() for event in events], "omitted": self.omitted_events}
 
     def end(self) -> None:
         """Close everything; `serve` then returns."""
