@@ -79,6 +79,40 @@ def test_a_discard_is_taken_back_by_redo(worked: Worked) -> None:
     assert worked.told() == {b"": "mode", b"README": "modified"}
 
 
+def test_of_some_paths_a_discard_leaves_all_else_as_it_is(worked: Worked) -> None:
+    def discard(*only: bytes) -> tuple[int, int]:
+        done = worked.do(lambda workspace: workspace.discard(only=only))
+        return done.changes, len(done.left.shown)
+
+    with worked.mounted() as merged:
+        (merged / "README").write_text("mine")
+        shutil.rmtree(merged / "docs")
+        (merged / "new" / "deep").mkdir(parents=True)
+        (merged / "new" / "deep" / "file").write_text("new")
+        (merged / "new" / "other").write_text("other")
+        (merged / "_notes").mkdir()
+        (merged / "_notes" / "a").write_text("a note")
+        merged.chmod(0o700)
+    view = worked.view()
+    everything = worked.told()
+    assert discard(b"docs/x2", b"new/deep") == (2, len(everything) - 2)
+    rest = {path: kind for path, kind in everything.items() if path not in (b"docs/x2", b"new/deep/file")}
+    assert worked.told() == rest
+    shown = worked.view()
+    assert shown[b"README"].content == b"mine"
+    assert shown[b"docs/x2"].content == b"lower docs/x\n"
+    assert b"new/deep" not in shown
+    # What no listing shows goes where it's named, too.
+    assert discard(b"_notes") == (0, len(rest))
+    assert b"_notes/a" not in worked.view()
+    # The root's mode stays what it was made, as all that isn't named.
+    assert discard(*rest.keys() - {b""})[1] == 1
+    assert worked.told() == {b"": "mode"}
+    for _ in range(3):
+        worked.redo()
+    assert without_directory_times(worked.view()) == without_directory_times(view)
+
+
 def test_a_rewind_across_commits_shows_what_was_there_and_touches_nothing(worked: Worked) -> None:
     worked.checkpoint("start")
     start = worked.view()

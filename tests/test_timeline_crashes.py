@@ -60,11 +60,15 @@ def discard(worked: Worked) -> None:
     worked.discard()
 
 
+def discard_one(worked: Worked) -> None:
+    worked.do(lambda workspace: workspace.discard(only=[b"new"]))
+
+
 def fork(worked: Worked, name: str) -> None:
     worked.fork("start", name)
 
 
-@pytest.mark.parametrize("act", [rewind, rewind_one, redo, discard])
+@pytest.mark.parametrize("act", [rewind, rewind_one, redo, discard, discard_one])
 def test_killed_at_any_moment_it_is_whole_after_the_next_command(worked: Worked, act: Callable[[Worked], None]) -> None:
     if act is redo:
         worked.rewind("start")
@@ -125,8 +129,8 @@ def _killed(worked: Worked, act: Callable[[Worked], None], number: int) -> None:
 
 def _require(act: Callable[[Worked], None], view: dict[bytes, Shown]) -> None:
     """What each arrives at."""
-    readme = {rewind: b"lower README\n", rewind_one: b"later", redo: b"later", discard: b"landed"}[act]
+    readme = {rewind: b"lower README\n", discard: b"landed"}.get(act, b"later")
     assert view[b"README"].content == readme
     assert (b"docs/old/y" in view) == (act in (rewind, rewind_one))
     assert (b"new/deep/file" in view) == (act in (rewind_one, redo))
-    assert (view[b""].mode & 0o7777 == 0o700) == (act in (rewind_one, redo))
+    assert (view[b""].mode & 0o7777 == 0o700) == (act in (rewind_one, redo, discard_one))

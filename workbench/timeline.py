@@ -50,7 +50,7 @@ class Target:
     `of` is the checkpoint that it's of, `held` the one whose very manifest it is, where there is one. `git` is as of
     `Mounting.git_beside`, None to leave that as it is. `taken_back` are the commits that landed since, whose inverse is
     part of it. `left` are paths that stay as a person made them after a commit, `without_repository` says that a part of
-    the real repository is left out, since that moved on.
+    the real repository is left out, since that moved on. `part` says that all but some paths is as it was.
     """
 
     manifest: Manifest
@@ -60,6 +60,7 @@ class Target:
     taken_back: tuple[str, ...] = ()
     left: tuple[bytes, ...] = ()
     without_repository: bool = False
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ class Timeline:
             entries = without_idle_whiteouts(grafted(manifest.entries, target.manifest.entries, path, lower), lower)
             bases = {**now.manifest.bases, **target.manifest.bases, **manifest.bases}
             manifest = replace(manifest, entries=entries, bases=_kept_bases(entries, bases))
-        return replace(target, manifest=manifest, held=None, git=None)
+        return replace(target, manifest=manifest, held=None, git=None, part=True)
 
     def preview(self, now: Manifest, target: Target, *, reads: bool = True) -> Preview:
         """What a journey from `now` to a target would change; `reads` as of `View`. Raises OSError, CheckpointError
@@ -297,7 +298,8 @@ class Timeline:
         CheckpointError, with the journey to be completed by the next command where it was begun.
         """
         self.require(target)
-        stays = kind is RowKind.REWIND or (kind is RowKind.DISCARD and not self._mounting.root_departs(before.manifest))
+        drops_mode = kind is RowKind.DISCARD and not target.part and self._mounting.root_departs(before.manifest)
+        stays = kind in (RowKind.REWIND, RowKind.DISCARD) and not drops_mode
         if stays and not self._differs(before, target):
             return before
         held = target.held or self._store.hold(self._session, target.manifest)
@@ -313,6 +315,7 @@ class Timeline:
                 goal=goal,
                 landed=landed,
                 git=target.git,
+                part=target.part,
             ),
         )
         # A fork begins with another layer than the one that it's forked from.
@@ -337,11 +340,12 @@ class Timeline:
     def _arrive(self, current: Manifest | None) -> Checkpoint:
         journey = read_json(self._journey, JourneyRecord)
         kind = RowKind(journey.kind)
+        empties = kind is RowKind.DISCARD and not journey.part
         target = self._store.get(journey.target).manifest
         if journey.git is not None:
             self._mounting.restore_git(journey.git)
         restored = self._mounting.restore_upper(target, current=current)
-        self._mounting.note_replaced(target, is_empty=kind is RowKind.DISCARD)
+        self._mounting.note_replaced(target, is_empty=empties)
         arrived = self._store.latest(self._session)
         if arrived is None or (arrived.purpose.kind, arrived.purpose.origin) != (kind, journey.origin):
             purpose = Purpose(kind, origin=journey.origin, goal=journey.goal, landed=journey.landed)
@@ -352,7 +356,7 @@ class Timeline:
                 offline=True,
                 purpose=purpose,
                 previous=restored,
-                scanned=kind is not RowKind.DISCARD,
+                scanned=not empties,
             )
         ShownDigests(self._overlay.path).clear()
         os.unlink(self._journey)

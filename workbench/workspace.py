@@ -31,6 +31,7 @@ from workbench.review.audit import counted
 from workbench.review.bases import differing
 from workbench.review.branch import Branch
 from workbench.review.changeset import ChangeSet, Included
+from workbench.review.concerned import concerned
 from workbench.review.decisions import Review, included_record
 from workbench.review.landed import Committed
 from workbench.review.landed import find as find_landed
@@ -694,24 +695,29 @@ class Workspace:
         with self._landing.refusals_noted(""):
             return await to_thread.run_sync(self._landing.revert, commit_id, message, dry_run)
 
-    async def discard(self, *, force: bool = False) -> Discarded:
+    async def discard(self, *, only: Sequence[bytes] = (), force: bool = False) -> Discarded:
         """Drop everything the overlay holds; a checkpoint of it is kept, and `redo` goes back to it.
 
-        Ends the sandbox first; `force` also where a shell is attached. Raises CheckpointError, SandboxError
-        (sandbox_busy), OverlayError (overlay_busy).
+        `only` are paths, relative to the root, and what `concerned` says of them: all else stays. Ends the sandbox first;
+        `force` also where a shell is attached. Raises CheckpointError, SandboxError (sandbox_busy), OverlayError
+        (overlay_busy), OptionsError for an impossible path.
         """
         ended = await self.stop(force=force, reason="discard")
         async with self._offline(timeout=_LOCK_TIMEOUT_S):
-            return await to_thread.run_sync(lambda: self._discard(ended))
+            return await to_thread.run_sync(lambda: self._discard(only, ended))
 
-    def _discard(self, ended: tuple[JobFacts, ...]) -> Discarded:
+    def _discard(self, only: Sequence[bytes], ended: tuple[JobFacts, ...]) -> Discarded:
         self._complete_overlay()
         now = self._mounting.take(None, "before a discard", offline=True, purpose=Purpose(RowKind.BEFORE))
         changes = self._landing.compare(now)
         nothing = Target(self._mounting.nothing(), git="" if self._mounting.git_beside(now) is not None else None)
-        rest = self.timeline.go(RowKind.DISCARD, nothing, now, "discarded")
-        self.audit.append("discard", session=self.session, digest=changes.digest, counts=counted(changes.changes))
-        return Discarded(len(changes.shown), now.commit, ended, self._landing.compare(rest))
+        target = self.timeline.part(now, nothing, concerned(changes, only) if only else ())
+        rest = self.timeline.go(RowKind.DISCARD, target, now, "discarded in part" if only else "discarded")
+        left = self._landing.compare(rest)
+        staying = {change.path for change in left.shown}
+        gone = [change for change in changes.shown if change.path not in staying]
+        self.audit.append("discard", session=self.session, digest=changes.digest, counts=counted(gone))
+        return Discarded(len(gone), now.commit, ended, left)
 
     # Travelling
 

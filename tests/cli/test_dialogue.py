@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -231,6 +232,15 @@ def test_somebody_who_has_decided_everything_can_think_again(desk: Desk) -> None
     shown = desk.answer("j", "y", "q")
     assert "decided: rejected" in shown
     assert desk.land() == {"doomed"}
+
+
+def test_the_table_has_the_numbers_that_one_can_go_to(desk: Desk) -> None:
+    shown = desk.answer("q")
+    numbers = dict(reversed(found) for found in re.findall(r"^(\d+) \[ \] (\S+)", shown, re.MULTILINE))
+    assert list(numbers) == [".envrc", "doomed", "long.txt", "new/file", "new/other"]
+    assert "[ ] 6 uv.lock" in shown
+    for path, number in (*numbers.items(), ("uv.lock", "6")):
+        assert f"\n{path}  (" in desk.answer(f"g {number}", "q").partition("Accept")[2]
 
 
 def test_a_key_that_does_nothing_is_named_before_the_keys_that_do_something(desk: Desk) -> None:

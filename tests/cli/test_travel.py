@@ -102,6 +102,39 @@ def test_a_discard_is_taken_back(prompt: Prompt) -> None:
     assert prompt("diff", "--name-status").stdout == b"A\ta\n"
 
 
+def test_some_changes_are_discarded_and_taken_back(prompt: Prompt) -> None:
+    prompt.sh("echo x > a; mkdir d; echo y > d/b; echo z > c; mkdir _notes; echo note > _notes/n")
+    (prompt.workspace / ".gitignore").write_text("out/\n")
+    done = prompt("discard", "a", "d/")
+    assert b"discarded 2 changes, 1 change left; `workbench redo`" in done.stderr
+    assert prompt("diff", "--name-status").stdout == b"A\tc\n"
+    prompt("redo")
+    assert prompt("diff", "--name-status").stdout == b"A\ta\nA\tc\nA\td/b\n"
+    assert b"what isn't listed, 3 changes left" in prompt("discard", "_notes").stderr
+    prompt.sh("test ! -e _notes/n")
+    for wrong in (["nothing-here"], ["../other"], ["a", "--rejected"], ["--rejected"]):
+        prompt("discard", *wrong, code=2)
+    assert prompt("diff", "--name-status").stdout == b"A\ta\nA\tc\nA\td/b\n"
+
+
+def test_one_name_of_a_rename_takes_the_whole_back(prompt: Prompt) -> None:
+    (prompt.workspace / "old").write_text("a text\n" * 9)
+    prompt.sh("mv old new; echo x > a")
+    assert prompt("diff", "--name-status").stdout == b"A\ta\nR100\told\tnew\n"
+    assert json.loads(prompt("discard", "new", "--json").stdout)["discarded"] == 1
+    assert prompt("diff", "--name-status").stdout == b"A\ta\n"
+
+
+def test_what_was_rejected_is_discarded_alone(prompt: Prompt) -> None:
+    (prompt.workspace / "old").write_text("a text\n" * 9)
+    prompt.sh("mv old new; echo x > a; echo x > b")
+    prompt("review", "--reject", "old", "--reject", "a")
+    prompt("discard", "--rejected")
+    assert prompt("diff", "--name-status").stdout == b"A\tb\n"
+    failed = prompt("discard", "--rejected", "--json", code=2)
+    assert json.loads(failed.stdout)["error"]["code"] == "invalid_options"
+
+
 def test_a_fork_has_a_name_and_is_drawn(prompt: Prompt) -> None:
     prompt.sh("echo x > a")
     prompt("checkpoint", "here")

@@ -9,7 +9,8 @@ import typer
 
 from workbench import __version__
 from workbench.cli.agent_run import run
-from workbench.cli.decide import commit, discard, revert
+from workbench.cli.decide import commit, revert
+from workbench.cli.discard import discard
 from workbench.cli.doctor import doctor
 from workbench.cli.execute import execute, refresh, shell, stop
 from workbench.cli.images import images

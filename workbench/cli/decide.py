@@ -1,4 +1,4 @@
-"""`commit`, `revert` and `discard`."""
+"""`commit` and `revert`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from workbench.cli.options import (
     keep_small,
     run,
     terminal_name,
-    workspace_path,
 )
-from workbench.cli.report import branch_report, commit_report, diff_report, discard_report, revert_report
+from workbench.cli.report import branch_report, commit_report, diff_report, revert_report
 from workbench.errors import CommitError
 from workbench.landing import Landed
 from workbench.protocol.commands import Command
 from workbench.review import diff as rendering
 from workbench.review.branch import Branch
 from workbench.review.changeset import ChangeSet
-from workbench.workspace import Workspace, let_go_replaced
+from workbench.workspace import Workspace
 
 
 def commit(
@@ -302,45 +301,3 @@ async def _revert(context: Context, commit_id: str, message: str, dry_run: bool)
             what = "would be taken back; nothing was applied" if reverted is None else "taken back"
             as_commit = f" as commit {reverted.commit_id}" if reverted else ""
             output.say(f"{output.count(len(changes.changes), 'change')} {what}{as_commit}")
-
-
-def discard(
-    yes: Annotated[
-        bool, typer.Option("--yes", metavar="", help="Don't ask; without a terminal nothing is asked.")
-    ] = False,
-    stop: ForceStopOption = False,
-    replaced: Annotated[
-        bool,
-        typer.Option(
-            "--replaced", metavar="", help="Let go of the overlay of a directory that was replaced at this path."
-        ),
-    ] = False,
-    workspace: WorkspaceOption = None,
-    session: SessionOption = "default",
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Drop everything the overlay holds; a checkpoint of it is kept, the real workspace isn't touched."""
-    context = Context(workspace, session, json, quiet)
-    run(_let_go, context, context=context) if replaced else run(_discard, context, yes, stop, context=context)
-
-
-async def _let_go(context: Context) -> None:
-    number = await let_go_replaced(workspace_path(context.workspace))
-    if not context.quiet:
-        output.say(f"let go of {output.count(number, 'workspace')} that stood here before")
-
-
-async def _discard(context: Context, yes: bool, stop: bool) -> None:
-    async with context.open() as workspace:
-        if not yes and sys.stdin.isatty():
-            changes = await workspace.changes()
-            if changes.shown and not typer.confirm(f"Discard {output.count(len(changes.shown), 'change')}?", err=True):
-                raise typer.Exit(1)
-        discarded = await workspace.discard(force=stop)
-    if context.json:
-        output.write_json(discard_report(discarded))
-    elif not context.quiet:
-        say_ended(discarded.ended)
-        output.say(f"discarded {output.count(discarded.changes, 'change')}; `workbench redo` takes that back")
-        print_left(discarded.left.left)

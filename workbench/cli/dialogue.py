@@ -363,7 +363,7 @@ class Dialogue:
     # Showing
 
     def _table(self) -> None:
-        print_table(self._workspace, self._review, self._changes, fold=True)
+        print_table(self._workspace, self._review, self._changes, fold=True, numbered=True)
 
     def _show_head(self, change: Change) -> None:
         print()

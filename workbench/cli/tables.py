@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from workbench.cli import output
@@ -24,27 +24,35 @@ _NAMED = 4
 """Names of folded changes in one line."""
 
 
-def table(workspace: Workspace, review: Review, shown: Sequence[Change], *, fold: bool = False) -> Iterator[str]:
+def table(
+    workspace: Workspace, review: Review, shown: Sequence[Change], *, fold: bool = False, numbered: bool = False
+) -> Iterator[str]:
     """A line for each change with what was decided of it, under a heading for each group.
 
-    With `fold` lock files and generated ones are a line for each verdict. Raises as `diff.stat`.
+    With `fold` lock files and generated ones are a line for each verdict. With `numbered` each has its number, from 1 on.
+    Raises as `diff.stat`.
     """
     open_ones = [change for change in shown if not (fold and is_folded(change))]
     rows = dict(zip(open_ones, rendering.stat(open_ones, workspace.lower, workspace.store), strict=False))
+    numbers = {change.path: number for number, change in enumerate(shown, 1)} if numbered else {}
+    width = len(str(len(shown)))
     for group, members in groupby(shown, group_of):
         changes = list(members)
         if changes[0] in rows:
             yield output.bold(_HEADINGS[group])
             for change in changes:
-                yield _line(review, change, rows[change])
+                number = f"{numbers[change.path]:>{width}} " if numbered else ""
+                yield number + _line(review, change, rows[change])
         else:
             yield output.bold(f"{_HEADINGS[group]}, folded")
-            yield from _folded(review, changes)
+            yield from _folded(review, changes, numbers)
 
 
-def print_table(workspace: Workspace, review: Review, shown: Sequence[Change], *, fold: bool = False) -> None:
+def print_table(
+    workspace: Workspace, review: Review, shown: Sequence[Change], *, fold: bool = False, numbered: bool = False
+) -> None:
     """`table` on stdout."""
-    for line in table(workspace, review, shown, fold=fold):
+    for line in table(workspace, review, shown, fold=fold, numbered=numbered):
         print(line)
 
 
@@ -58,10 +66,14 @@ def _line(review: Review, change: Change, stat: bytes) -> str:
     return f"{_MARKS[review.verdict(change)]}{output.visible(stat.rstrip(bytes((10,))))}{executable}"
 
 
-def _folded(review: Review, changes: Iterable[Change]) -> Iterator[str]:
+def _folded(review: Review, changes: Iterable[Change], numbers: Mapping[bytes, int]) -> Iterator[str]:
     by_verdict: dict[Verdict, list[Change]] = {}
     for change in changes:
         by_verdict.setdefault(review.verdict(change), []).append(change)
     for verdict, found in by_verdict.items():
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        yield f"{_MARKS[verdict]} {', '.join(output.path(change.path) for change in found[:_NAMED])}{more}"
+        names = (
+            f"{numbers[change.path]} {output.path(change.path)}" if numbers else output.path(change.path)
+            for change in found[:_NAMED]
+        )
+        yield f"{_MARKS[verdict]} {', '.join(names)}{more}"

@@ -194,7 +194,7 @@ class JourneyRecord(Frozen):
 
     `kind` is a `RowKind`. `target` is the commit of the checkpoint that it's to be equal to, `origin` that of what was
     there before. `goal` and `landed` as in `Purpose`. `git` as of a linked worktree's git directory: the commit of what it's to
-    hold, empty for nothing, None to leave it alone.
+    hold, empty for nothing, None to leave it alone. `part` says that only some paths go there, and all else stays.
     """
 
     version: int = 1
@@ -205,6 +205,7 @@ class JourneyRecord(Frozen):
     goal: str = ""
     landed: str = ""
     git: str | None = None
+    part: bool = False
 
 
 def _carried(value: Any) -> Any:
