@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Literal
@@ -92,14 +92,18 @@ class Reading:
         if self.told is not None:
             self.told(self._done, self._before + size)
 
-    async def batches(self, path: str) -> AsyncIterator[list[Record]]:
+    async def batches(self, path: str) -> AsyncIterator[Iterator[Record]]:
         """The objects of a file of lines, many at a time; what is none is skipped, and said."""
         self._before = self._done
         async for batch in read_records(self.platform, path, progress=self.progress, signal=self.signal):
-            for record in batch:
-                if record.problem:
-                    self.recorder.skip(record.source, record.problem)
-            yield [record for record in batch if not record.problem]
+            yield self._good(batch)
+
+    def _good(self, batch: Iterator[Record]) -> Iterator[Record]:
+        for record in batch:
+            if record.problem:
+                self.recorder.skip(record.source, record.problem)
+            else:
+                yield record
 
     async def records(self, path: str) -> AsyncIterator[Record]:
         """As `batches`, one by one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -239,7 +239,7 @@ async def read_records(
     *,
     progress: ReadProgress | None = None,
     signal: CancelSignal | None = None,
-) -> AsyncIterator[list[Record]]:
+) -> AsyncIterator[Iterator[Record]]:
     """The JSON objects of a file of lines, a chunk's at a time; what is none comes with its problem.
 
     A last line without an end that isn't whole yet is left out: its writer is still at it. Raises OSError, and the
@@ -247,11 +247,14 @@ async def read_records(
     """
     content = Content(platform, path, progress=progress, signal=signal)
     async for lines in content.lines():
-        records: list[Record] = []
-        for line in lines:
-            if line.data or line.problem:
-                records.extend(_records_of(path, line, content.compressed))
-        yield records
+        yield _records_in(path, lines, content.compressed)
+
+
+def _records_in(path: str, lines: list[Line], compressed: bool) -> Iterator[Record]:
+    # One by one: a chunk's records alive together are work for the garbage collector, as much as for the parser.
+    for line in lines:
+        if line.data or line.problem:
+            yield from _records_of(path, line, compressed)
 
 
 def _records_of(path: str, line: Line, compressed: bool) -> list[Record]:

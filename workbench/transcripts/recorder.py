@@ -40,7 +40,7 @@ class _Group:
     """What one message of the agent's gave; replaced as a whole where the agent wrote it anew."""
 
     events: list[TranscriptEvent] = field(default_factory=list)
-    prompts: list[SessionPrompt] = field(default_factory=list)
+    prompts: list[tuple[str, datetime | None]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -108,6 +108,7 @@ class Recorder:
         self._all = [self._open]
         self._abandoned: set[str] = set()
         self._times = False
+        self._last_seen: datetime | None = None
         self._requests: dict[str, _Request] = {}
         self._calls: dict[str, _Call] = {}
         self._edits: dict[tuple[str | None, str, str], FileEdit] = {}
@@ -117,9 +118,10 @@ class Recorder:
 
     def seen(self, at: datetime | None) -> None:
         """A time of the session."""
-        if at is None:
+        if at is None or at is self._last_seen:
             return
         self._times = True
+        self._last_seen = at
         if self.started_at is None or at < self.started_at:
             self.started_at = at
         if self.last_active_at is None or at > self.last_active_at:
@@ -165,12 +167,11 @@ class Recorder:
         call_id: str | None = None,
     ) -> None:
         """One thing that happened."""
-        if at is not None:
-            self.seen(at)
+        self.seen(at)
         group = self._open
         group.counts[kind] += 1
         if kind == "prompt" and lane == MAIN_LANE:
-            group.prompts.append(SessionPrompt(text=self._kept_prompt(text), at=at))
+            group.prompts.append((self._kept_prompt(text), at))
         if self.keep:
             group.events.append(
                 TranscriptEvent(
@@ -382,7 +383,9 @@ class Recorder:
             compactions=len(self._compactions),
             skipped=self._skipped_count,
             prompt_count=len(prompts),
-            prompts=() if self._asked is None else tuple(prompts[:most]),
+            prompts=()
+            if self._asked is None
+            else tuple(SessionPrompt(text=text, at=at) for text, at in prompts[:most]),
         )
 
     def _all_requests(self) -> tuple[ModelRequest, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from datetime import datetime
 from typing import Any
 
 from workbench.protocol.messages import Usage
@@ -243,9 +244,9 @@ class _Pass:
         if at is not None:
             recorder.seen(at)
         if kind == "assistant" or (kind is None and message.get("role") == "assistant"):
-            self._assistant(record, message, source, lane)
+            self._assistant(record, message, source, lane, at)
         elif kind == "user":
-            self._user(record, message, source, lane)
+            self._user(record, message, source, lane, at)
         elif kind == "system":
             if record.get("subtype") == "compact_boundary":
                 about = mapping(record.get("compactMetadata"))
@@ -288,9 +289,10 @@ class _Pass:
             self._recorder.lane(Lane(id=lane, parent=MAIN_LANE, path=self._path))
         return lane
 
-    def _assistant(self, record: dict[str, Any], message: dict[str, Any], source: Place, lane: str) -> None:
+    def _assistant(
+        self, record: dict[str, Any], message: dict[str, Any], source: Place, lane: str, at: datetime | None
+    ) -> None:
         recorder = self._recorder
-        at = moment(record.get("timestamp"))
         model = named(message.get("model"))
         content = message.get("content")
         if model == "<synthetic>" or record.get("isApiErrorMessage"):
@@ -299,7 +301,7 @@ class _Pass:
         if isinstance(content, str) and content:
             recorder.event("reply", source, lane=lane, at=at, text=content)
         for number, block in enumerate(items(content)):
-            self._block(mapping(block), f"{source.offset}-{number}", source, lane, record)
+            self._block(mapping(block), f"{source.offset}-{number}", source, lane, at)
         usage = message.get("usage")
         if isinstance(usage, dict) and usage:
             id = named(message.get("id")) or named(record.get("requestId")) or named(record.get("uuid"))
@@ -308,9 +310,8 @@ class _Pass:
                 told = _usage(usage, record)
                 recorder.request(id, source, lane=lane, at=at, model=model, usage=told)
 
-    def _block(self, block: dict[str, Any], place: str, source: Place, lane: str, record: dict[str, Any]) -> None:
+    def _block(self, block: dict[str, Any], place: str, source: Place, lane: str, at: datetime | None) -> None:
         recorder = self._recorder
-        at = moment(record.get("timestamp"))
         kind = block.get("type")
         if kind == "text":
             recorder.event("reply", source, lane=lane, at=at, text=string(block.get("text")))
@@ -320,9 +321,10 @@ class _Pass:
             id = named(block.get("id")) or place
             tell_call(recorder, id, string(block.get("name")), block.get("input"), source, lane=lane, at=at)
 
-    def _user(self, record: dict[str, Any], message: dict[str, Any], source: Place, lane: str) -> None:
+    def _user(
+        self, record: dict[str, Any], message: dict[str, Any], source: Place, lane: str, at: datetime | None
+    ) -> None:
         recorder = self._recorder
-        at = moment(record.get("timestamp"))
         for block in map(mapping, items(message.get("content"))):
             if block.get("type") == "tool_result":
                 id = string(block.get("tool_use_id"))
