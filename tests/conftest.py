@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before anything imports it.
 pytest.register_assert_rewrite("workbench.testing")
@@ -24,16 +25,22 @@ from workbench.sandbox.client import KeeperClient  # noqa: E402
 ROOT = Path(__file__).parent.parent
 IMAGES = ("workbench/base:1", "workbench/python:1")
 
+# Hypothesis has a profile of its own for CI; a loaded machine may be slow with either.
+settings.register_profile("workbench", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("workbench")
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Where tests run side by side: those of a file after each other, and other people's suites, which share an image."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    suites = ROOT / "tests" / "suites"
-    for item in items:
-        group = suites if item.path.is_relative_to(suites) else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group.relative_to(ROOT))))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/suites" if file.startswith("tests/suites/") else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(params=["asyncio", "trio"])

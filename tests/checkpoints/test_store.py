@@ -157,7 +157,9 @@ def test_a_message_id_has_1_to_256_characters(layers: Layers, message_id: str) -
         layers.take(message_id=message_id)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(
     message_id=st.text(st.characters(), min_size=1, max_size=256),
     session=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=15),
