@@ -134,7 +134,7 @@ class Cli:
         self, command: str, *arguments: str | bytes, code: int | None = 0, **options: object
     ) -> subprocess.CompletedProcess[bytes]:
         argv: list[str | bytes] = [sys.executable, "-m", "workbench", command, "-w", str(self.workspace), *arguments]
-        options = {"cwd": ROOT, "capture_output": True, "timeout": 240, "stdin": subprocess.DEVNULL, **options}
+        options = {"cwd": ROOT, "capture_output": True, "timeout": 600, "stdin": subprocess.DEVNULL, **options}
         result = subprocess.run(argv, check=False, **options)  # type: ignore[call-overload]
         if code is not None:
             assert result.returncode == code, (argv, result.returncode, result.stdout, result.stderr)
