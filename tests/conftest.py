@@ -11,7 +11,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, settings
 
 # Before anything imports it.
 pytest.register_assert_rewrite("workbench.testing")
@@ -25,9 +24,14 @@ from workbench.sandbox.client import KeeperClient  # noqa: E402
 ROOT = Path(__file__).parent.parent
 IMAGES = ("workbench/base:1", "workbench/python:1")
 
-# Hypothesis has a profile of its own for CI; a loaded machine may be slow with either.
-settings.register_profile("workbench", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("workbench")
+# Hypothesis has a profile of its own for CI; a loaded machine may be slow with either. Some environments are without it.
+with contextlib.suppress(ModuleNotFoundError):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "workbench", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("workbench")
 
 
 @pytest.hookimpl(optionalhook=True)
