@@ -195,13 +195,13 @@ class InPhases:
 
     def end(self) -> bytes:
         """Wait for its end; what it printed since the last phase."""
-        output, errors = self._process.communicate(timeout=60)
+        output, errors = self._process.communicate(timeout=120)
         assert self._process.returncode == 0, errors
         return output
 
     def wait(self) -> bytes:
         """Wait until somebody else has ended it; what it said of that."""
-        _, errors = self._process.communicate(timeout=60)
+        _, errors = self._process.communicate(timeout=120)
         assert self._process.returncode != 0
         return errors
 

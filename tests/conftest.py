@@ -24,16 +24,27 @@ from workbench.sandbox.client import KeeperClient  # noqa: E402
 ROOT = Path(__file__).parent.parent
 IMAGES = ("workbench/base:1", "workbench/python:1")
 
+# Hypothesis has a profile of its own for CI; a loaded machine may be slow with either. Some environments are without it.
+with contextlib.suppress(ModuleNotFoundError):
+    from hypothesis import HealthCheck, settings
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    settings.register_profile(
+        "workbench", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("workbench")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Where tests run side by side: those of a file after each other, and other people's suites, which share an image."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    suites = ROOT / "tests" / "suites"
-    for item in items:
-        group = suites if item.path.is_relative_to(suites) else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group.relative_to(ROOT))))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/suites" if file.startswith("tests/suites/") else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -127,7 +138,7 @@ class Cli:
         self, command: str, *arguments: str | bytes, code: int | None = 0, **options: object
     ) -> subprocess.CompletedProcess[bytes]:
         argv: list[str | bytes] = [sys.executable, "-m", "workbench", command, "-w", str(self.workspace), *arguments]
-        options = {"cwd": ROOT, "capture_output": True, "timeout": 240, "stdin": subprocess.DEVNULL, **options}
+        options = {"cwd": ROOT, "capture_output": True, "timeout": 600, "stdin": subprocess.DEVNULL, **options}
         result = subprocess.run(argv, check=False, **options)  # type: ignore[call-overload]
         if code is not None:
             assert result.returncode == code, (argv, result.returncode, result.stdout, result.stderr)

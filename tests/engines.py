@@ -40,7 +40,7 @@ class PrivateEngine:
                     [*argv, *_FLAGS], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
             self._process = process
-            wait_until(lambda: self._answers() or process.poll() is not None, "the engine answers", seconds=60)  # noqa: B023
+            wait_until(lambda: self._answers() or process.poll() is not None, "the engine answers")  # noqa: B023
             if process.poll() is None:
                 return
         raise AssertionError((at / "log").read_text()[-2000:])
@@ -52,7 +52,7 @@ class PrivateEngine:
         """Send it a signal, and wait until it's gone."""
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=120)
 
     def docker(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(["docker", "-H", self.host, *arguments], capture_output=True, check=check)

@@ -17,7 +17,7 @@ import pytest
 from tests.cli.conftest import Prompt, fresh_prompt, prompt
 from tests.conftest import Cli
 from tests.trees import snapshot
-from tests.waiting import wait_until
+from tests.waiting import unmount, wait_until
 from workbench import warm
 from workbench.cli.failure import find_error
 from workbench.mounting import epoch
@@ -96,7 +96,7 @@ def own_filesystem(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[P
     try:
         yield place
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        unmount(place)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_what_is_written_to_shared_pages_is_shown_and_never_lost(on_own_filesyst
     assert b"+later" in shown, shown
     prompt.commit()
     assert (prompt.workspace / "mapped").read_bytes().startswith(b"later")
-    job.communicate(timeout=60)
+    job.communicate(timeout=120)
 
 
 def test_a_process_whose_first_thread_ended_is_stopped_and_ended_like_any_other(fresh_prompt: Prompt) -> None:
@@ -153,7 +153,7 @@ def test_a_process_whose_first_thread_ended_is_stopped_and_ended_like_any_other(
     anyio.run(look)
     fresh_prompt("exec", "-q", "--timeout", "1", "--", "python3", "/tmp/threads.py", code=124)
     job.terminate()
-    job.communicate(timeout=60)
+    job.communicate(timeout=120)
     states = fresh_prompt.sh("cat /proc/[0-9]*/stat").stdout.decode()
     assert "(python3)" not in states
 
@@ -168,7 +168,7 @@ def test_a_process_that_cant_be_stopped_is_an_error_that_says_what_to_do(fresh_p
     assert b"[sandbox_failed]" in refused.stderr
     assert b"workbench stop" in refused.stderr
     fresh_prompt("stop")
-    job.communicate(timeout=60)
+    job.communicate(timeout=120)
     fresh_prompt("diff")
 
 

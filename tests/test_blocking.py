@@ -115,7 +115,7 @@ def test_outside_of_its_block_it_says_so_and_its_thread_has_ended(root: Path) ->
         with pytest.raises(OptionsError, match="isn't open"):
             late()
     # Threads that worked for it end by themselves a moment later.
-    wait_until(lambda: threading.active_count() <= before, "no thread of it is left", seconds=60)
+    wait_until(lambda: threading.active_count() <= before, "no thread of it is left")
 
 
 def test_an_interrupt_ends_the_command_and_the_program_goes_on(engine: None, state: Path, root: Path) -> None:
@@ -141,9 +141,9 @@ def test_an_interrupt_ends_the_command_and_the_program_goes_on(engine: None, sta
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    wait_until(lambda: list(state.glob("workspaces/*/overlays/default/upper/started")), "the command runs", seconds=60)
+    wait_until(lambda: list(state.glob("workspaces/*/overlays/default/upper/started")), "the command runs")
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "interrupted\n"
     assert process.stdout.readline() == "well\n"
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 0

@@ -23,6 +23,7 @@ from tests.review.landing import calls, in_child, kill_at
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.trees import snapshot
 from tests.vfs.test_overlay_kernel import _tree as python_tree
+from tests.waiting import unmount
 from workbench.errors import CommitError
 from workbench.landing import Landing
 from workbench.review.hunks import named_hunks
@@ -310,7 +311,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip(f"no loop device here: {mounted.stderr.strip()}")
     yield place
-    subprocess.run(["umount", str(place)], check=True)
+    unmount(place)
 
 
 def test_on_a_full_disk_nothing_lands_and_with_room_all_of_it(engine: None, state: Path, small_disk: Path) -> None:

@@ -32,7 +32,7 @@ def test_an_engine_that_is_restarted_costs_the_running_command_and_nothing_else(
     process, overlay = start_writer(cli)
     keeper = anyio.run(keeper_of, overlay)
     private.end(how)
-    assert process.wait(timeout=60) == 125
+    assert process.wait(timeout=120) == 125
     assert everything_about(cli.workspace) == before
     gone = cli.sh("true", code=125)
     assert b"[engine_unavailable]" in gone.stderr

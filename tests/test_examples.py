@@ -24,7 +24,7 @@ def _quickstart(*prefix: str, code: int = 0, **environment: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert result.returncode == code, result.stdout + result.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.suites.fetched import CACHE, FULL, Apt, run
+from tests.waiting import unmount
 from workbench.checkpoints.store import CheckpointStore
 from workbench.review.commit import commit
 from workbench.review.compare import change_set
@@ -168,7 +169,7 @@ def reflinks(tmp_path: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        unmount(place)
 
 
 def test_where_a_filesystem_can_share_blocks_no_copy_takes_any(reflinks: Path) -> None:

@@ -381,7 +381,7 @@ def test_on_a_terminal_a_commit_lands_the_last_full_diff_of_that_terminal(cli: C
     wb commit
     """
     with terminal(["sh", "-c", script], cwd=ROOT) as shown:
-        assert shown.wait(120) == 0, shown.screen
+        assert shown.wait(600) == 0, shown.screen
     assert (cli.workspace / "one").exists()
     assert (cli.workspace / "two").exists()
     assert not (cli.workspace / "three").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -10,8 +11,6 @@ import pytest
 
 from tests.conftest import Cli
 from tests.needed import need_program
-
-PORT = 18473
 
 
 @pytest.fixture(scope="session")
@@ -35,22 +34,25 @@ def docker_setup() -> list[str]:
 @pytest.fixture(scope="session")
 def neighbour(engine: None, request: pytest.FixtureRequest) -> int:
     """The port of a web server on the host's loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    os.environ["WORKBENCH_TEST_PORT"] = str(port)
     command = request.getfixturevalue("docker_compose_command").split()
     need_program(command[0])
     services = request.getfixturevalue("docker_services")
-    services.wait_until_responsive(timeout=30, pause=0.1, check=_answers)
-    return PORT
+    services.wait_until_responsive(timeout=120, pause=0.1, check=lambda: _answers(port))
+    return port
 
 
-def _answers() -> bool:
+def _answers(port: int) -> bool:
     with socket.socket() as connection:
-        connection.settimeout(1)
-        return connection.connect_ex(("127.0.0.1", PORT)) == 0
+        connection.settimeout(10)
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_sandbox_cant_reach_the_hosts_loopback(cli: Cli, neighbour: int) -> None:
     script = f"import socket; socket.create_connection(('127.0.0.1', {neighbour}), 3)"
-    assert _answers()
+    assert _answers(neighbour)
     assert b"ConnectionRefusedError" in cli.run("python3", "-c", script, code=1).stderr
 
 

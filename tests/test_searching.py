@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.bench import Bench
 from tests.needed import need_program
+from tests.waiting import unmount
 from workbench import searching
 from workbench.errors import OptionsError
 from workbench.protocol.commands import Command
@@ -387,7 +388,7 @@ def mounted() -> Iterator[Callable[[Path], None]]:
 
     yield mount
     for path in made:
-        subprocess.run(["umount", path], check=True)
+        unmount(path)
 
 
 # In the sandbox

@@ -106,7 +106,7 @@ def start_writer(cli: Cli) -> tuple[subprocess.Popen[bytes], str]:
     argv = [sys.executable, "-m", "workbench", "exec", "-w", str(cli.workspace), "--", "sh", "-c", WRITER]
     process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     overlay = Bench(cli.workspace).overlay
-    wait_until(lambda: os.path.exists(os.path.join(overlay, "upper", "started")), "the command runs", seconds=60)
+    wait_until(lambda: os.path.exists(os.path.join(overlay, "upper", "started")), "the command runs")
     return process, overlay
 
 
@@ -131,7 +131,7 @@ def processes_about(overlay: str) -> list[bytes]:
 
 def test_nothing_of_the_workspace_changes_when_the_command_is_killed(cli: Cli) -> None:
     before = everything_about(cli.workspace)
-    cli("exec", "--timeout", "0.5", "--", "sh", "-c", WRITER, code=124)
+    cli("exec", "--timeout", "2", "--", "sh", "-c", WRITER, code=124)
     assert everything_about(cli.workspace) == before
     cli.sh("test -s new; kill -9 $$", code=137)
     assert everything_about(cli.workspace) == before
@@ -157,7 +157,7 @@ def test_a_killed_keeper_leaves_nothing_that_the_next_command_does_not_remove(cl
     assert containers == [keeper.name]
     assert keeper.name in volumes
     os.kill(keeper.pid, signal.SIGKILL)
-    assert process.wait(timeout=60) == 125
+    assert process.wait(timeout=120) == 125
     assert everything_about(cli.workspace) == before
     wait_until(lambda: not processes_about(overlay), "what the keeper had started has ended")
     assert cli.sh("tail -n 1 new").stdout == b"x\n"

@@ -16,7 +16,7 @@ from tests.bench import Bench, InPhases
 from tests.conftest import ROOT, git_in
 from tests.sandbox.users import ordinary_user
 from tests.trees import Node, make_tree, snapshot
-from tests.waiting import wait_until
+from tests.waiting import unmount, wait_until
 from workbench.errors import ConflictError, WorkbenchError
 from workbench.vfs.changed_mark import is_marked_changed
 
@@ -290,7 +290,7 @@ def test_a_workspace_that_is_a_mount_point_or_holds_one_works(make: Callable[[st
     finally:
         for bench in (inner_bench, outer_bench):
             bench.stop()
-        subprocess.run(["umount", str(mounted)], check=True)
+        unmount(mounted)
 
 
 # A person edits while a sandbox is warm

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -13,7 +15,7 @@ T = TypeVar("T")
 _PAUSE_SECONDS = 0.02
 
 
-def wait_until(state: Callable[[], T], what: str = "", *, seconds: float = 30.0) -> T:
+def wait_until(state: Callable[[], T], what: str = "", *, seconds: float = 120.0) -> T:
     """Ask until the answer is true, and return it; fails, saying `what` was waited for, when the time is up."""
     deadline = time.monotonic() + seconds
     while True:
@@ -24,7 +26,7 @@ def wait_until(state: Callable[[], T], what: str = "", *, seconds: float = 30.0)
         time.sleep(_PAUSE_SECONDS)
 
 
-async def until(state: Callable[[], object], *, seconds: float = 30.0) -> None:
+async def until(state: Callable[[], object], *, seconds: float = 120.0) -> None:
     """As `wait_until`, for tests that are asynchronous; the state may be one to await. Raises TimeoutError."""
     with anyio.fail_after(seconds):
         while True:
@@ -32,3 +34,8 @@ async def until(state: Callable[[], object], *, seconds: float = 30.0) -> None:
             if await answer if isinstance(answer, Awaitable) else answer:
                 return
             await anyio.sleep(_PAUSE_SECONDS)
+
+
+def unmount(place: Path) -> None:
+    """Unmount a filesystem; a keeper that has just let go of everything takes a moment more to end."""
+    wait_until(lambda: not subprocess.run(["umount", str(place)], check=False).returncode, f"{place} is unmounted")

@@ -20,7 +20,7 @@ from workbench.tools.base import Tool, ToolContext, tool
 from workbench.tools.registry import ToolRegistry
 
 # Far beyond what anything here takes, however busy the machine is.
-LONG = 60
+LONG = 120
 
 
 @tool()

@@ -130,7 +130,7 @@ def test_what_comes_outside_of_an_event_loop_waits_for_nobody_and_is_not_lost(
 
     async def main() -> None:
         await store.save(session("s"))
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             await writer.flush()
             writer.add(texts("s", 2)[0])
             await writer.flush()

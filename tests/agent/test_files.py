@@ -226,10 +226,10 @@ async def test_threads_that_hang_keep_nothing_from_being_stored(tmp_path: Path) 
     busy = anyio.to_thread.current_default_thread_limiter()
     async with anyio.create_task_group() as tasks:
         for _ in range(int(busy.total_tokens)):
-            tasks.start_soon(anyio.to_thread.run_sync, end.wait, 60)
-        await until(lambda: not busy.available_tokens, seconds=60)
+            tasks.start_soon(anyio.to_thread.run_sync, end.wait, 600)
+        await until(lambda: not busy.available_tokens)
         try:
-            with anyio.fail_after(50):
+            with anyio.fail_after(120):
                 await FileHistory(tmp_path).append("s", *run("a"))
                 assert await FileHistory(tmp_path).read("s") == run("a")
                 store = FileSessionStore(tmp_path)
@@ -319,7 +319,7 @@ async def test_a_process_holds_the_lock_until_it_ends_however_it_does(way: str, 
         child.stdin.close()
     else:
         child.kill()
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with FileLocker(tmp_path).lock("s"):
             pass
     child.wait()

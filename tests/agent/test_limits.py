@@ -193,7 +193,7 @@ async def test_a_sync_tool_runs_in_a_worker_thread_and_is_waited_for_at_close_wh
         ended.set()
         return "late"
 
-    async with talk(calling("slow"), Turn(text="ok"), tools=[slow], tool_call_timeout=0.1) as it:
+    async with talk(calling("slow"), Turn(text="ok"), tools=[slow], tool_call_timeout=1) as it:
         (result,) = results(await it.say())
         assert result.error is not None
         assert result.error.code == "tool_timeout"

@@ -383,7 +383,7 @@ async def test_a_run_that_fails_or_is_cancelled_leaves_history_as_it_was(kind: s
         "cancelled": calling("gate"),
     }[kind]
     turns = [Turn(text="kept"), calling("shout", text="a"), last, Turn(text="again")]
-    limit = 1.5 if kind == "timeout" else LONG
+    limit = 3 if kind == "timeout" else LONG
     async with talk(*turns, tools=[shout, gate.tool], history=history, llm_call_timeout=limit) as it:
         await it.say("first")
         before = await history.read("talk")

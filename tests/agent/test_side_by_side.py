@@ -173,7 +173,7 @@ async def test_a_process_killed_in_a_run_leaves_the_transcript_as_it_was_and_the
         child.wait()
         child.stdout.close()
         child.stdin.close()
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             await waiting.result()
     after = await history.read("s")
     assert after[: len(before)] == before

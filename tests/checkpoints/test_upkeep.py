@@ -202,7 +202,7 @@ def test_nobody_waits_while_the_store_is_packed_together(layers: Layers, monkeyp
         monkeypatch.setattr(git, "run", real)
         thread = threading.Thread(target=theirs, daemon=True)
         thread.start()
-        thread.join(60)
+        thread.join(300)
         assert during, "the other session waits"
         return real(*arguments, stdin=stdin)
 

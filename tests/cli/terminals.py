@@ -20,7 +20,8 @@ from pathlib import Path
 
 import typer
 
-_SECONDS = 30.0
+_SECONDS = 120.0
+_OVER = b"\0over\0"
 INTERRUPT, SUSPEND, END_OF_FILE = b"\x03", b"\x1a", b"\x04"
 
 
@@ -62,6 +63,11 @@ class Terminal:
             self._read(time.monotonic() + 0.02)
         while self._read(time.monotonic() + 0.02):
             pass
+        # What it showed comes before what we show now, however late.
+        os.write(self._slave, _OVER)
+        while _OVER not in self.screen:
+            assert self._read(deadline), f"the end isn't shown, but {self.screen!r}"
+        self.screen = self.screen.replace(_OVER, b"")
         return self.process.returncode
 
     def _read(self, deadline: float) -> bool:

@@ -80,9 +80,9 @@ def test_a_command_out_of_time_exits_with_124_which_is_the_workbenchs(prompt: Pr
     told = report(prompt("exec", "--json", "--timeout", "0.3", "--", "sleep", "1000", code=124))
     assert (told["exit_code"], told["exit_code_of"], told["timed_out"]) == (124, "workbench", True)
     assert told["signal"] == "SIGTERM"
-    said = prompt("exec", "--timeout", "0.3", "--", "sh", "-c", "echo started; sleep 1000", code=124)
+    said = prompt("exec", "--timeout", "2.3", "--", "sh", "-c", "echo started; sleep 1000", code=124)
     assert said.stdout == b"started\n"
-    assert b"0.3 s" in said.stderr
+    assert b"2.3 s" in said.stderr
 
 
 def test_a_command_in_time_knows_nothing_of_its_time_limit(prompt: Prompt) -> None:
@@ -180,7 +180,7 @@ def test_a_reader_that_leaves_ends_the_command_as_a_closed_pipe_does(prompt: Pro
         assert process.stdout.read(2) == b"y\n"
         process.stdout.close()
         said = process.stderr.read()
-        assert process.wait(timeout=30) == 128 + signal.SIGPIPE
+        assert process.wait(timeout=120) == 128 + signal.SIGPIPE
         assert b"Traceback" not in said
     assert processes(prompt, "yes") == 0
 
@@ -190,7 +190,7 @@ def test_a_reader_that_reads_no_more_doesnt_keep_the_command_from_being_ended(pr
         assert process.stdout is not None
         assert process.stdout.read(2) == b"y\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        assert process.wait(timeout=120) == 128 + signal.SIGTERM
     assert processes(prompt, "yes") == 0
 
 
@@ -232,7 +232,7 @@ def test_it_takes_its_input_though_nobody_reads_its_output_yet(prompt: Prompt) -
         process.stdin.close()
         assert process.stdout.read() == bytes(1_000_000)
         assert process.stderr.read() == b"3000000\n"
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
 
 
 def test_a_warm_command_imports_no_event_loop(prompt: Prompt) -> None:
@@ -264,7 +264,7 @@ def test_a_warm_command_looks_at_what_is_there_only_where_something_may_have_wri
     def looks(script: str) -> int:
         arguments = ["exec", "-w", str(prompt.workspace), "--", "sh", "-c", script]
         command = [sys.executable, "-c", _COUNTS_LOOKS, str(tmp_path / "looks"), *arguments]
-        subprocess.run(command, env=prompt.environment, stdin=subprocess.DEVNULL, check=True, timeout=240)
+        subprocess.run(command, env=prompt.environment, stdin=subprocess.DEVNULL, check=True, timeout=600)
         return int((tmp_path / "looks").read_text())
 
     prompt.run("true")
@@ -274,7 +274,7 @@ def test_a_warm_command_looks_at_what_is_there_only_where_something_may_have_wri
     assert looks("echo 1 > looked") == 2
     assert looks("rm looked") >= 1
     prompt.run("true")
-    prompt("exec", "-d", "--", "sh", "-c", "sleep 60")
+    prompt("exec", "-d", "--", "sh", "-c", "sleep 1000")
     assert looks("true") == 2
     assert looks("true") == 2
     for job in json.loads(prompt("ps", "--json").stdout)["jobs"]:
@@ -309,7 +309,7 @@ def test_closed_streams_are_as_good_as_empty_ones(prompt: Prompt, closed: str) -
         env=prompt.environment,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 7, done.stderr
     assert done.stdout == b""
@@ -319,7 +319,7 @@ def test_a_command_that_never_reads_its_input_ends_all_the_same(prompt: Prompt) 
     with open("/dev/zero", "rb") as endless:
         prompt("exec", "--", "true", stdin=endless)
     with prompt.start("--", "true", stdin=subprocess.PIPE) as process:
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
 
 
 # Environment and directory
@@ -400,7 +400,7 @@ def test_one_interrupt_stops_the_command_and_not_the_sandbox(prompt: Prompt) -> 
     keeper = _keeper(prompt)
     with _started(prompt, "sh", "-c", "echo started; exec sleep 1000") as process:
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 128 + signal.SIGINT
+        assert process.wait(timeout=120) == 128 + signal.SIGINT
     prompt.run("true")
     assert _keeper(prompt) == keeper
     assert processes(prompt, "sleep") == 0
@@ -412,7 +412,7 @@ def test_a_command_may_take_an_interrupt_as_it_likes(prompt: Prompt) -> None:
         assert process.stdout is not None
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == b"caught\n"
-        assert process.wait(timeout=30) == 5
+        assert process.wait(timeout=120) == 5
 
 
 def test_interrupting_twice_stops_the_command_and_the_sandbox(fresh_prompt: Prompt) -> None:
@@ -422,7 +422,7 @@ def test_interrupting_twice_stops_the_command_and_the_sandbox(fresh_prompt: Prom
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == b"caught\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) in (128 + signal.SIGINT, 128 + signal.SIGKILL)
+        assert process.wait(timeout=120) in (128 + signal.SIGINT, 128 + signal.SIGKILL)
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
     wait_until(lambda: not fresh_prompt.leftovers(), "the container is gone")
@@ -435,10 +435,10 @@ def test_a_terminated_client_ends_its_command_kindly(prompt: Prompt) -> None:
         assert process.stdout is not None
         process.send_signal(signal.SIGTERM)
         assert process.stdout.read() == b"asked\n"
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
     with _started(prompt, "sh", "-c", "echo started; exec sleep 1000") as process:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        assert process.wait(timeout=120) == 128 + signal.SIGTERM
     assert processes(prompt, "sleep") == 0
 
 
@@ -460,7 +460,7 @@ def test_an_interrupt_while_the_sandbox_starts_ends_quietly_and_leaves_nothing_h
         process.send_signal(number)
         assert process.stderr is not None
         said = process.stderr.read()
-        assert process.wait(timeout=60) in (0, 128 + number, -number)
+        assert process.wait(timeout=120) in (0, 128 + number, -number)
         assert b"Traceback" not in said
     assert fresh_prompt.sh("echo works").stdout == b"works\n"
 
@@ -472,7 +472,7 @@ def test_a_signal_to_end_reaches_the_command_as_it_is(prompt: Prompt, number: si
     assert running.stdout is not None
     assert running.stdout.readline() == b"go\n"
     running.send_signal(number)
-    out, _ = running.communicate(timeout=60)
+    out, _ = running.communicate(timeout=120)
     assert (running.returncode, out) == (9, b"caught\n")
 
 

@@ -116,7 +116,7 @@ def test_what_ends_a_sandbox_ends_all_of_it(fresh_prompt: Prompt, end: Callable[
         assert running.stderr is not None
         assert running.stdout.readline() == b"started\n"
         end(fresh_prompt)
-        assert running.wait(timeout=30) in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+        assert running.wait(timeout=120) in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
         assert f"ended by {end.__name__.strip('_')}".encode() in running.stderr.read()
     assert fresh_prompt.leftovers() == []
     wait_until(lambda: not is_alive(found.pid), "the keeper has ended")
@@ -156,7 +156,7 @@ def test_a_killed_keepers_sandbox_dies_by_itself_and_the_next_command_works(fres
         assert running.stderr is not None
         assert running.stdout.readline() == b"started\n"
         os.kill(found.pid, signal.SIGKILL)
-        assert running.wait(timeout=30) == 125
+        assert running.wait(timeout=120) == 125
         assert b"[sandbox_lost]" in running.stderr.read()
     wait_until(lambda: not _container_runs(found.name), "the container has ended")
     assert fresh_prompt.run("cat", "new-file").stdout == b"kept\n"
@@ -184,7 +184,7 @@ def test_a_container_killed_from_outside_is_a_lost_sandbox_and_the_next_command_
         wait_until(lambda: (fresh_prompt.overlay() / "upper" / "flag").exists(), "it runs")
         subprocess.run(["docker", "kill", found.name], capture_output=True, check=True)
         told = json.loads(running.stdout.read())
-        assert running.wait(timeout=30) == 125
+        assert running.wait(timeout=120) == 125
         assert (told["exit_code"], told["exit_code_of"]) == (125, "workbench")
         assert told["error"]["code"] == "sandbox_lost"
     assert fresh_prompt.run("cat", "new-file").stdout == b"kept\n"
@@ -195,7 +195,7 @@ def test_two_that_start_at_once_share_one_sandbox(fresh_prompt: Prompt) -> None:
     running = [fresh_prompt.start("-q", "--", "sh", "-c", f"echo {n}; sleep 0.5") for n in range(3)]
     for number, process in enumerate(running):
         with process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=120)
             assert (out, err, process.returncode) == (b"%d\n" % number, b"", 0)
     assert len(fresh_prompt.leftovers()) == 2
 
@@ -205,7 +205,7 @@ def test_many_starts_and_stops_at_once_neither_hang_nor_lose_a_thing(fresh_promp
     for number in range(3):
         with fresh_prompt.start("-q", "--", "sh", "-c", f"echo {number} >>lines") as running:
             fresh_prompt("stop", "--quiet")
-            running.communicate(timeout=60)
+            running.communicate(timeout=120)
             assert running.returncode in (0, 125, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
     assert fresh_prompt.sh("echo end >>lines; tail -n 1 lines").stdout == b"end\n"
 

@@ -22,7 +22,8 @@ from tests.sandbox.egress.conftest import tls
 from tests.sandbox.egress.servers import HOST, Server, serving
 from tests.waiting import wait_until
 
-VALUE = "sk-0123456789abcdef"
+# No other test, process or run of the tests has it.
+VALUE = f"sk-{os.getpid()}-0123456789abcdef"
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).status)"
 
 

@@ -172,9 +172,9 @@ def test_an_interrupt_cancels_the_run_and_its_files_stay(project: Path, configur
         configured(stub)
         argv = [sys.executable, "-m", "workbench", "run", "-w", str(project), "--model", MODEL, "Do it."]
         process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        wait_until(lambda: len(stub.requests) == 2, "the second request", seconds=60)
+        wait_until(lambda: len(stub.requests) == 2, "the second request")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert b"cancelled after" in errors
     assert b"stays in the overlay" in errors

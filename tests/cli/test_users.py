@@ -17,7 +17,7 @@ import pytest
 from tests.cli.conftest import Prompt, leftovers
 from tests.conftest import git_in
 from tests.needed import need_program, unavailable
-from tests.sandbox.users import OrdinaryUser, ordinary_user
+from tests.sandbox.users import OrdinaryUser, change_users, ordinary_user
 from tests.trees import make_tree, snapshot
 from tests.waiting import wait_until
 
@@ -29,13 +29,13 @@ def team() -> Iterator[str]:
         pytest.skip("making a group takes root")
     need_program("groupadd")
     name = f"wbteam{secrets.token_hex(4)}"
-    made = subprocess.run(["groupadd", name], capture_output=True, text=True, check=False)
+    made = change_users("groupadd", name)
     if made.returncode:
         unavailable(f"groupadd fails: {made.stderr.strip()}")
     try:
         yield name
     finally:
-        subprocess.run(["groupdel", name], capture_output=True, check=True)
+        change_users("groupdel", name).check_returncode()
 
 
 @pytest.fixture(scope="module")

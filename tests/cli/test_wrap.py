@@ -22,7 +22,8 @@ from workbench.sandbox.egress.options import Egress, Secret
 from workbench.sandbox.engine import Engine
 
 FULL = os.environ.get("WORKBENCH_SUITES") == "full"
-VALUE = "sk-0123456789abcdef"
+# No other test, process or run of the tests has it.
+VALUE = f"sk-{os.getpid()}-fedcba9876543210"
 
 ARGUMENTS = {
     "claude": ("--dangerously-skip-permissions", "-p"),
@@ -112,7 +113,9 @@ def test_without_anybody_to_ask_it_has_to_be_said(prompt: Prompt) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"), [(VALUE, rb"api\.anthropic\.com, with the key of ANTHROPIC_API_KEY"), ("", rb"no key, since")]
+    ("key", "told"),
+    [(VALUE, rb"api\.anthropic\.com, with the key of ANTHROPIC_API_KEY"), ("", rb"no key, since")],
+    ids=["key", "none"],
 )
 def test_somebody_at_a_terminal_is_told_what_it_gets_and_may_say_no(prompt: Prompt, key: str, told: bytes) -> None:
     argv = [os.fsdecode(word) for word in prompt.argv("wrap", "claude")]

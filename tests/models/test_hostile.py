@@ -133,7 +133,7 @@ async def test_an_answer_that_breaks_http_is_a_passing_error() -> None:
         port = listener.extra(SocketAttribute.local_port)
         model = OpenAIChat("m", Endpoint(provider="lab", base_url=f"http://127.0.0.1:{port}"))
         for name in RAW:
-            with anyio.fail_after(60), pytest.raises(ModelRequestError) as caught:
+            with anyio.fail_after(120), pytest.raises(ModelRequestError) as caught:
                 await model.generate(request())
             assert caught.value.code in ("network", "incomplete_stream", "overloaded"), name
             assert caught.value.retryable, name

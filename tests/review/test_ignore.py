@@ -130,7 +130,9 @@ def _compare(directory: bytes) -> None:
     assert ours == _git_says(directory, [path for path, _ in paths])
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(content=_patterns)
 def test_one_ignore_file_means_what_it_means_to_git(repository, content) -> None:
     with open(os.path.join(repository, b".gitignore"), "wb") as file:
@@ -141,7 +143,9 @@ def test_one_ignore_file_means_what_it_means_to_git(repository, content) -> None
         os.unlink(os.path.join(repository, b".gitignore"))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(contents=st.fixed_dictionaries(dict.fromkeys(_FILES, _patterns)))
 def test_ignore_files_at_every_level_mean_together_what_they_mean_to_git(repository, contents) -> None:
     for name, content in contents.items():

@@ -47,7 +47,7 @@ class EngineRelay:
 
     def until_quiet(self) -> None:
         """Wait until the engine is done with whatever it was asked."""
-        wait_until(lambda: not self._under_way, "the engine has answered", seconds=60)
+        wait_until(lambda: not self._under_way, "the engine has answered")
 
     def close(self) -> None:
         self._listener.close()
@@ -89,8 +89,9 @@ class EngineRelay:
         self.requests.append(step)
         if step == self._kill_at:
             self._kill_at = ""
-            os.kill(pid, signal.SIGKILL)
+            # First: whoever waits for its end looks here next.
             self.killed.set()
+            os.kill(pid, signal.SIGKILL)
 
     def _copy(self, source: socket.socket, target: socket.socket, pid: int, steps: list[str]) -> None:
         try:

@@ -24,7 +24,8 @@ from workbench.sandbox import supervisor
 from workbench.sandbox.connection import SupervisorConnection
 
 SOURCE = Path(supervisor.__file__)
-UID = 54321
+# No other process or run of the tests has processes of that user, which a limit of processes would count.
+UID = 100_000 + os.getpid()
 NAPS = itertools.count(1000)
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8"}
 
@@ -48,7 +49,7 @@ class Inside:
 
     async def sh(self, script: str, *, limit: int = 1 << 20, shell: str = "sh", **options: object) -> CommandResult:
         command = Command((shell, "-c", script), output_limit=limit, **options)  # type: ignore[arg-type]
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             return await self.connection.run(command)
 
     async def text(self, script: str, **options: object) -> str:
@@ -133,7 +134,7 @@ async def supervised(
     try:
         stream = await UNIXSocketStream.from_socket(ours)
         async with SupervisorConnection(stream) as connection:
-            with anyio.fail_after(30):
+            with anyio.fail_after(120):
                 await connection.hello()
             yield Inside(connection, directory, process)
         await until(lambda: process.poll() is not None)

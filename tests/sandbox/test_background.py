@@ -143,7 +143,7 @@ async def test_what_there_is_of_an_endless_output_has_an_end(either_place: Place
             return (await job(client, name)).output_bytes > 2 << 20
 
         await until(has_written)
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             assert len(await logs(client, name)) > 128 << 10
         assert not (await job(client, name)).over
         await client.end_job(name)
@@ -157,7 +157,7 @@ async def test_a_follower_who_reads_nothing_holds_up_neither_the_command_nor_the
         async with slow:
             stuck = await slow.attach(name)
             await client.run(Command(("touch", "go")))
-            with anyio.fail_after(60):
+            with anyio.fail_after(120):
                 assert await (await client.attach(name, tail=0)).wait() is not None
             heard = Heard()
             result = await stuck.wait(**heard.callbacks())  # type: ignore[arg-type]

@@ -346,7 +346,7 @@ def test_the_program_fills_a_tree_and_reads_out_what_changed_in_it(source: Path,
             assert frame() == b""
             unpacker.close()
         out.close()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
 
 
 class TestAsAnOrdinaryUser:

@@ -122,7 +122,7 @@ async def test_errors_of_pid_1_are_kept_apart_from_its_output(make: Make) -> Non
         await inside("sys.stderr.write('x' * 100000 + 'the end') and sys.stderr.flush()")
         assert isinstance(inside.backend, docker.DockerBackend)
         # The engine carries the two separately.
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while not inside.backend.stderr.endswith(b"the end"):
                 await inside("None")
         assert len(inside.backend.stderr) <= 16 << 10
@@ -144,7 +144,7 @@ async def test_a_sandbox_ends_with_its_stream(make: Make, label: str) -> None:
     engine = Engine()
     async with running(make()) as inside:
         await inside.stream.aclose()
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while engine.containers(f"{LABEL}={label}")[0]["State"] != "exited":
                 await anyio.lowlevel.checkpoint()
 
@@ -257,7 +257,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(make: Make) -> None:
             await backend.start(lambda line: None)
 
         group.start_soon(start)
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while not Engine().containers(f"{docker.NAME_LABEL}={backend.name}"):
                 await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
@@ -286,7 +286,7 @@ async def test_the_supervisor_itself_says_hello(make: Make) -> None:
     backend = backend_of(make(), source=None)
     try:
         stream = await backend.start(lambda line: None)
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             data = await stream.receive()
         assert data[4:5] == b"H", backend.stderr
     finally:

@@ -48,7 +48,7 @@ async def connected() -> AsyncIterator[Far]:
     near.receive = lambda max_bytes=65536: back[1].receive()  # type: ignore[method-assign]
     far = StapledObjectStream(back[0], there[1])
     async with far, SupervisorConnection(near) as connection:
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             yield Far(connection, far)
 
 

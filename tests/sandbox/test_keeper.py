@@ -39,7 +39,7 @@ def place() -> Iterator[Place]:
 
 
 async def sh(client: KeeperClient, script: str) -> bytes:
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         return (await client.run(Command(("sh", "-c", script), output_limit=1 << 20))).stdout
 
 
@@ -330,7 +330,7 @@ async def test_a_stranger_on_the_socket_is_cut_off_and_nobody_else(place: Place)
         ):
             async with await anyio.connect_unix(path) as stream:
                 await stream.send(data)
-                with anyio.fail_after(10):
+                with anyio.fail_after(120):
                     await to_the_end(stream)
         assert await sh(client, "echo well") == b"well\n"
 

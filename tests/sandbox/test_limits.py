@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from tests.sandbox.places import Place, a_place
-from tests.waiting import until, wait_until
+from tests.waiting import unmount, until
 from workbench.errors import OptionsError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox.backend import Limits
@@ -61,8 +61,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        # A keeper that has just let go of everything takes a moment more to end.
-        wait_until(lambda: subprocess.run(["umount", str(directory)], check=False).returncode == 0, "it's unmounted")
+        unmount(directory)
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_a_keeper_whose_overlay_was_removed_ends_and_leaves_nothing(bench: Bench
     pid, name = bench.running()
     shutil.rmtree(state)
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the keeper has ended", seconds=60)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the keeper has ended")
     assert left_of(name) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import stat
 import subprocess
@@ -15,6 +16,7 @@ import anyio
 import pytest
 
 from tests.needed import need_program
+from tests.sandbox.supervised import UID
 from tests.sandbox.support import Layers, backend_of, running, spec
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from workbench.errors import OptionsError, SandboxError
@@ -61,7 +63,7 @@ def make(tmp_path: Path, runtime: str) -> Make:
     return make
 
 
-@pytest.fixture(params=[0, 1234])
+@pytest.fixture(params=[0, UID], ids=["root", "another"])
 def uid(request: pytest.FixtureRequest) -> int:
     """Whose files the workspace holds; as an ordinary user only the caller's own."""
     return int(request.param) if os.geteuid() == 0 else os.geteuid()
@@ -121,15 +123,16 @@ async def test_home_tmp_and_shared_memory_are_sized(make: Make, uid: int) -> Non
 
 async def test_nothing_of_our_environment_reaches_a_sandbox(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
-    async with running(make(environment={"GREETING": "hi there"})) as inside:
+    greeting = f"hi there {secrets.token_hex(8)}"
+    async with running(make(environment={"GREETING": greeting})) as inside:
         environment = await inside("dict(os.environ)")
         assert set(environment) - {"LC_CTYPE", "PWD"} == {"GREETING", "HOME", "PATH"}
         # Other users of this machine may list its processes.
-        assert subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout.count("hi there") == 0
+        assert subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout.count(greeting) == 0
 
 
 async def test_processes_memory_and_open_files_are_limited(make: Make) -> None:
-    uid = 1234 if os.geteuid() == 0 else os.geteuid()
+    uid = UID if os.geteuid() == 0 else os.geteuid()
     async with running(make(uid=uid, gid=uid)) as inside:
         limits = "[__import__('resource').getrlimit(n)[1] for n in (__import__('resource').RLIMIT_NPROC, 2, 7)]"
         assert await inside(limits) == [64, 256 << 20, 512]
@@ -216,6 +219,7 @@ KEEPER = """
 import sys
 from pathlib import Path
 import anyio
+from tests.sandbox.supervised import UID
 from tests.sandbox.support import Layers, running, spec
 async def main():
     async with running(spec("namespace", Layers(Path(sys.argv[1])).mount, runtime=sys.argv[2])) as inside:
@@ -232,7 +236,7 @@ async def test_a_sandbox_ends_with_the_process_that_started_it(tmp_path: Path, r
         name = process.stdout.readline().strip()
         assert list(namespace._holders(name))
         process.send_signal(signal.SIGKILL)
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while list(namespace._holders(name)):
                 await anyio.lowlevel.checkpoint()
 
@@ -241,6 +245,7 @@ AS_USER = """
 import os, sys
 from pathlib import Path
 import anyio
+from tests.sandbox.supervised import UID
 from tests.sandbox.support import Layers, running, spec
 from workbench.sandbox import namespace
 layers = Layers(Path("layers"))

@@ -110,7 +110,7 @@ async def test_a_web_server_inside_is_reached_from_outside(either_place: Place) 
         async with forwarded(client) as (port, _):
 
             def get(path: str) -> bytes:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as response:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=120) as response:
                     data: bytes = response.read()
                     return data
 

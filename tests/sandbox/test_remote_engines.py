@@ -69,7 +69,7 @@ class TlsProxy:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(120)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -131,7 +131,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     there = [str(programs / "ssh"), "-p", str(port), f"{name}@127.0.0.1"]
     subprocess.run([*there[:1], "-O", "exit", *there[1:]], capture_output=True, check=False)
     process.terminate()
-    process.wait(timeout=60)
+    process.wait(timeout=120)
     shutil.rmtree(control)
 
 

@@ -236,19 +236,19 @@ async def test_commands_are_killed_for_memory_before_the_supervisor_is(inside: I
 
 
 async def test_a_timeout_ends_what_ignores_sigterm(inside: Inside) -> None:
-    result = await inside.sh("trap '' TERM; echo started; sleep 1001 & wait; sleep 1001", timeout_ms=200)
+    result = await inside.sh("trap '' TERM; echo started; sleep 1001 & wait; sleep 1001", timeout_ms=2000)
     assert result.timed_out
     assert (result.exit_code, result.signal, result.stdout) == (137, "SIGKILL", b"started\n")
     assert await inside.processes() == []
 
 
 async def test_a_timeout_lets_a_command_end_by_itself(inside: Inside) -> None:
-    result = await inside.sh("trap 'echo bye; exit 5' TERM; echo started; sleep 1001 & wait", timeout_ms=200)
+    result = await inside.sh("trap 'echo bye; exit 5' TERM; echo started; sleep 1001 & wait", timeout_ms=2000)
     assert (result.timed_out, result.exit_code, result.stdout) == (True, 5, b"started\nbye\n")
 
 
 async def test_a_timeout_holds_for_a_command_that_only_prints(inside: Inside) -> None:
-    result = await inside.sh("yes", timeout_ms=200, limit=1000)
+    result = await inside.sh("yes", timeout_ms=2000, limit=1000)
     assert result.timed_out
     assert result.stdout == b"y\n" * 500
     assert result.omitted_bytes > 0
@@ -276,7 +276,7 @@ async def test_a_fork_bomb_is_ended_and_others_get_their_turn() -> None:
         async def bomb() -> None:
             results.append(await inside.sh("b() { b | b & b; }; b", shell="bash", timeout_ms=1500, limit=1000))
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             async with anyio.create_task_group() as group:
                 group.start_soon(bomb)
                 for _ in range(5):

@@ -82,8 +82,8 @@ async def test_a_shell_does_not_notice_that_it_was_frozen(inside: Inside) -> Non
 
         async def freezes() -> None:
             await until(lambda: b"READY>" in seen)
-            await job.send_input(b"sleep 0.3\n")
-            await inside.runs("sleep 0.3")
+            await job.send_input(b"sleep 2\n")
+            await inside.runs("sleep 2")
             for _ in range(20):
                 async with inside.connection.freeze():
                     pass

@@ -40,7 +40,7 @@ class Typist:
 
     async def sees(self, text: bytes) -> bytes:
         """Wait for a text, and return what came before it."""
-        with anyio.move_on_after(20):
+        with anyio.move_on_after(120):
             while text not in self._screen and self.result is None:
                 await self._changed.wait()
         assert text in self._screen, bytes(self._screen)

@@ -59,7 +59,7 @@ class OrdinaryUser:
             umask=0o022,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=120,
+            timeout=600,
             check=False,
             **wanted,
         )
@@ -114,6 +114,19 @@ def _is_zombie(process: str) -> bool:
     return Path("/proc", process, "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
 
 
+def change_users(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that changes the users of this machine; again where another process has their database locked."""
+
+    def run() -> subprocess.CompletedProcess[str] | None:
+        environment = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        return None if done.returncode and "lock" in done.stderr else done
+
+    done = wait_until(run, "the users of this machine can be changed")
+    assert done is not None
+    return done
+
+
 @contextmanager
 def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
     """Make a user, in one more `group` where it's given; skips where that can't be done."""
@@ -122,7 +135,7 @@ def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
     need_program("useradd")
     name = f"wbtest{secrets.token_hex(4)}"
     groups = ["--groups", group] if group else []
-    made = subprocess.run(["useradd", "--no-create-home", *groups, name], capture_output=True, text=True, check=False)
+    made = change_users("useradd", "--no-create-home", *groups, name)
     if made.returncode:
         unavailable(f"useradd fails: {made.stderr.strip()}")
     directory = Path(tempfile.mkdtemp(prefix="workbench-user-"))
@@ -148,8 +161,8 @@ def ordinary_user(group: str = "") -> Iterator[OrdinaryUser]:
         for process in _processes_of(uid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)
-        wait_until(lambda: not _processes_of(uid), f"the processes of {name} have ended", seconds=60)
+        wait_until(lambda: not _processes_of(uid), f"the processes of {name} have ended")
         shutil.rmtree(directory)
         shutil.rmtree(f"/tmp/workbench-{uid}", ignore_errors=True)
-        # Another process may hold the lock of the user database.
-        wait_until(lambda: not subprocess.run(["userdel", name], capture_output=True).returncode, f"{name} is removed")
+        # It stays for as long as the kernel has anything left of its processes.
+        wait_until(lambda: not change_users("userdel", name).returncode, f"{name} is removed")

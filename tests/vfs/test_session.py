@@ -85,7 +85,7 @@ def test_who_waits_for_a_lock_gets_it(overlay: OverlayDirectory) -> None:
 
     def wait() -> None:
         waiting.set()
-        with overlay.lock(timeout=60):
+        with overlay.lock(timeout=120):
             got.set()
 
     thread = threading.Thread(target=wait)

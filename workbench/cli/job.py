@@ -32,7 +32,7 @@ _LONGEST_NAME = 100
 _INTERRUPT = b"\x03"
 _EMPTY_LINES = b" \r\n"
 _AT_ONCE_S = 1.0
-_PATIENCE_S = 0.5
+_PATIENCE_S = 1.0
 
 
 async def kept_before(take: Callable[[], Awaitable[str]], overlay_path: str) -> warm.Before:

@@ -46,6 +46,9 @@ PROTOCOL = frames.KEEPER_PROTOCOL
 _CREDENTIALS = struct.Struct("3i")
 _HELLO_SECONDS = 60.0
 _END_SECONDS = 15.0
+_COMING_SECONDS = 30.0
+"""How long whoever started the sandbox may take to come."""
+
 _KILL_GRACE_MS = 300
 _CHANGING = (frames.RUN, frames.WRITE, frames.EDIT, frames.FREEZE)
 """What is answered only once the upper layer on this machine is what the sandbox's is."""
@@ -195,7 +198,7 @@ class Keeper:
             uppers, limit = [mount.upper for mount in self._spec.mounts], self._spec.limits.disk_bytes
             group.start_soon(disk.watch, disk.DiskWatch(uppers, limit), self._busy, self._jobs)
             group.start_soon(self._read_out)
-            self._rest()
+            self._rest(at_least=_COMING_SECONDS)
             await self._stop.wait()
             await self._end_jobs()
             group.cancel_scope.cancel()
@@ -550,7 +553,7 @@ class Keeper:
 
     # Ending
 
-    def _rest(self) -> None:
+    def _rest(self, at_least: float = 0) -> None:
         """Count down to the end while there is nobody and nothing."""
         if self._idle is not None:
             self._idle.cancel()
@@ -558,7 +561,8 @@ class Keeper:
         if self._draining and not self._jobs.running():
             self._end("stop")
         if not self._clients and not self._routes and not self._stopping:
-            self._idle = asyncio.get_running_loop().call_later(self._spec.idle_seconds, self._end, "idle")
+            seconds = max(self._spec.idle_seconds, at_least)
+            self._idle = asyncio.get_running_loop().call_later(seconds, self._end, "idle")
 
     def _asked_to_stop(self, client: _Client, number: int, content: frames.Json) -> None:
         shells = [route for route in self._jobs.running().values() if route.tty and route.is_attached]

@@ -46,7 +46,7 @@ class Sandbox:
 
     async def run(self, *argv: str, environment: dict[str, str] | None = None) -> CommandResult:
         variables = {**self.allowed.environment, **(environment or {})}
-        with anyio.fail_after(90):
+        with anyio.fail_after(120):
             return await self.client.run(Command(argv, environment=variables, output_limit=8 << 20))
 
     async def python(self, script: str, *arguments: str) -> bytes:

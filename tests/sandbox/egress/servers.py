@@ -77,7 +77,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             event = b"data: %d\n\n" % number
             self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
             self.wfile.flush()
-            assert server.acknowledged.acquire(timeout=30)
+            assert server.acknowledged.acquire(timeout=120)
         self.wfile.write(b"0\r\n\r\n")
 
     def serve_next(self, body: bytes) -> None:
