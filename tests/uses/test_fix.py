@@ -20,7 +20,7 @@ PACKAGE = "isodate==0.7.2"
 FILE = "src/isodate/isoduration.py"
 RIGHT = 'if groups["sign"] == "-":\n            ret = timedelta(0) - ret\n'
 PLANTED = 'if groups["sign"] == "-":\n            ret = timedelta(0) + ret\n'
-TESTS = "PYTHONPATH=src python -m pytest -q -p no:cacheprovider"
+TESTS = "PYTHONPATH=src python -m pytest -q"
 WORKFLOW = ".github/workflows/test.yml"
 
 
