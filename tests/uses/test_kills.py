@@ -33,7 +33,7 @@ Files = dict[str, str]
 Wait = Callable[[subprocess.Popen[bytes], StubModelServer], None]
 
 SEED = int(os.environ.get("WORKBENCH_SEED", "20"))
-SECONDS = 60
+SECONDS = 180
 SAID = "All is done."
 
 
@@ -189,6 +189,10 @@ async def files_of(workspace: Workspace) -> Files:
     return {path.decode(): view.read_bytes(path).decode() for path in view.find(kind=Kind.FILE)}
 
 
+async def is_there(workspace: Workspace, path: bytes) -> bool:
+    return workspace.view.kind(path) is not None
+
+
 async def messages_of(workspace: Workspace) -> tuple[ChatMessage, ...]:
     detail = await FileSessionStore(workspace.directory).load(workspace.session)
     return detail.messages if detail is not None else ()
@@ -227,7 +231,8 @@ def test_after_a_kill_in_a_reply_or_in_a_command_the_session_goes_on_from_its_la
     agent.killed(asked(4), hold=3)
 
     def in_command(process: subprocess.Popen[bytes], stub: StubModelServer) -> None:
-        wait_until(lambda: f"{agent.name}/begun" in agent.bench.do(files_of), "the command", seconds=SECONDS)
+        begun = partial(is_there, path=f"{agent.name}/begun".encode())
+        wait_until(lambda: agent.bench.do(begun), "the command", seconds=SECONDS)
 
     agent.killed(in_command, waits=True)
     agent.killed(in_command, waits=True, keeper=True)

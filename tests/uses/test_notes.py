@@ -18,7 +18,7 @@ from workbench.testing import StubModelServer, StubReply
 
 DOCUMENT = "docs/FINDINGS.md"
 BEGINNING = "# Findings\n"
-SECONDS = 60
+SECONDS = 180
 
 MERGES = (3, 6, 8, 10)
 FAILED_MERGES = {4: StubReply(text="# Fin", finish="length"), 9: StubReply(status=400, text="That's too much.")}

@@ -19,7 +19,7 @@ from tests.uses.scripts import MODEL, say
 from workbench import Workspace, WorkspaceSession
 from workbench.testing import StubCall, StubModelServer, StubReply
 
-SECONDS = 60
+SECONDS = 180
 _NOTE = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FILES = ("b/two.py", "a.py", "b/one.py", "c/deep/er/x.py", "Z.py", ".hidden/x.py")
 
