@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workbench.review.changeset import Left
+from workbench.review.changeset import Included, Left
+from workbench.review.compare import change_set
 from workbench.review.ignore import IgnoreRules
 from workbench.vfs.ignore_patterns import PatternList
 
@@ -264,6 +265,31 @@ def test_only_the_lowers_own_rules_count(layers) -> None:
     layers.write("upper", b".gitignore", b"*\n")
     layers.write("upper", b"a", b"1")
     assert layers.told() == {b".gitignore": "added", b"a": "added"}
+
+
+def test_a_new_directory_that_ignores_itself_is_a_tools_own_and_stays(layers) -> None:
+    layers.git("init", "-q")
+    layers.write("lower", b"theirs/a", b"1")
+    for directory, content in {
+        b".pytest_cache": b"# Created by pytest automatically.\n*\n",
+        b"deep/.venv": b"*",
+        b"theirs": b"*\n",
+        b"some": b"*\n!kept\n",
+        b"logs": b"*.log\n",
+        b"long": b"#" * 2000 + b"\n*\n",
+    }.items():
+        layers.write("upper", directory + b"/.gitignore", content)
+        layers.write("upper", directory + b"/kept", b"1")
+    own = {b".pytest_cache", b"deep"}
+    assert {path.partition(b"/")[0] for path in layers.told(implied=True)} == {b"theirs", b"some", b"logs", b"long"}
+    assert layers.left() == dict.fromkeys(own, (Left.IGNORED, 2))
+    # As git, which shows none of it either; what it shows more is shown here.
+    layers.git("init", "-q", cwd=layers.at("upper", b""))
+    shown = layers.git("status", "--porcelain", "-uall", cwd=layers.at("upper", b""))
+    assert not any(path in shown for path in (b".pytest_cache", b".venv"))
+    included = Included(frozenset({Left.IGNORED}))
+    asked = change_set("c", layers.manifest(), layers.lower, layers.store, scratch=b"_notes", included=included)
+    assert b".pytest_cache/kept" in {change.path for change in asked.changes}
 
 
 def test_without_a_repository_a_gitignore_in_the_root_still_counts_and_others_do_not(layers) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
 from workbench.review.bases import BIG, Found, content_id
 from workbench.review.changeset import Change, ChangeKind, ChangeSet, Included, Left, LeftPath, State
-from workbench.review.ignore import Directory, IgnoreRules
+from workbench.review.ignore import OWN_RULES_BYTES, Directory, IgnoreRules, ignores_all
 from workbench.review.names import REPOSITORY_NAMES, folded, is_git, is_repository
 from workbench.review.nearest import Nearest, with_ancestors
 from workbench.review.renames import with_renames
@@ -51,7 +51,7 @@ def change_set(
     are equal or the digest needs it. Equal inputs give an equal digest. Raises OSError where the lower fails in another
     way than by refusing access, and CheckpointError where the store can't give a symlink's target.
     """
-    comparison = _Comparison(manifest, lower, scratch, root_mode, included or Included())
+    comparison = _Comparison(manifest, lower, store, scratch, root_mode, included or Included())
     comparison.run()
     changes = sorted(_settle(comparison), key=lambda change: change.path)
     rules = RiskRules(manifest, lower, store)
@@ -83,10 +83,17 @@ class _Comparison:
     """One walk over the upper layer, from the root down; what it finds is in `changes` and `left`."""
 
     def __init__(
-        self, manifest: Manifest, lower: Lower, scratch: bytes, root_mode: int | None, included: Included
+        self,
+        manifest: Manifest,
+        lower: Lower,
+        store: Contents,
+        scratch: bytes,
+        root_mode: int | None,
+        included: Included,
     ) -> None:
         self._manifest = manifest
         self._lower = lower
+        self._store = store
         self._scratch = scratch
         self._root_mode = root_mode
         self._included = included
@@ -156,6 +163,8 @@ class _Comparison:
                     self._delete([path])
                 return
             reason = self._reason_to_leave(path, name, entry.kind, old, rules)
+            if reason is None and old is None and rules.is_active and self._ignores_itself(path):
+                reason = Left.IGNORED
             if reason is None and entry.omitted:
                 reason = Left.OMITTED
             is_copied_up = old is not None and old.kind is Kind.DIR and entry.kind is Kind.DIR
@@ -188,6 +197,13 @@ class _Comparison:
         if ignored and not (old is not None and rules.tracks(path)) and not self._included.has(path, Left.IGNORED):
             return Left.IGNORED
         return None if kind is Kind.WHITEOUT else _SPECIAL.get(kind)
+
+    def _ignores_itself(self, path: bytes) -> bool:
+        """Whether a new path is a directory of a tool's own, such as `.pytest_cache`, which git would never show."""
+        said = self._children.get(path, {}).get(b".gitignore")
+        if said is None or said.kind is not Kind.FILE or not said.blob or said.size > OWN_RULES_BYTES:
+            return False
+        return ignores_all(self._store.read(said.blob)) and not self._included.has(path, Left.IGNORED)
 
     def _is_repository(self, entries: dict[bytes, Entry], lower: LowerDirectory | None) -> bool:
         """Whether git could take a directory for a repository: in the lower, in the merged view or after a commit."""

@@ -17,6 +17,9 @@ from workbench.vfs.storage import Kind, Lower
 _LIMIT = 100 << 20
 """Bytes of an ignore file that git reads, PATTERN_MAX_FILE_SIZE in its dir.c."""
 
+OWN_RULES_BYTES = 1 << 10
+"""How long a file of `ignores_all` is at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Source:
@@ -177,6 +180,16 @@ class IgnoreRules:
             return self._lower.stat(path).kind is Kind.DIR
         except OSError:
             return False
+
+
+def ignores_all(content: bytes) -> bool:
+    """Whether an ignore file says nothing but that all beside it is ignored, itself as well.
+
+    Tools put one into what they keep for themselves: pytest, mypy and ruff into their caches, venv and uv into
+    environments.
+    """
+    lines = (line.rstrip() for line in content.splitlines())
+    return [line for line in lines if line and not line.startswith(b"#")] == [b"*"]
 
 
 def _source(base: int, content: bytes) -> tuple[_Source, ...]:
