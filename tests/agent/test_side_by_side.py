@@ -19,7 +19,7 @@ from workbench.agent.models import ModelRegistry
 from workbench.agent.session import AgentSession
 from workbench.agent.stores import FileSessionStore, MemorySessionStore
 from workbench.protocol.events import SessionEvent
-from workbench.protocol.messages import ChatMessage
+from workbench.protocol.messages import ChatMessage, ModelInfo
 from workbench.protocol.sessions import CreateSessionRequest
 from workbench.testing.scripted_model import ScriptedModel, Turn
 
@@ -188,26 +188,40 @@ from workbench.agent.models import ModelRegistry
 from workbench.agent.stores import FileSessionStore
 from workbench.protocol.sessions import CreateSessionRequest
 from workbench.testing.scripted_model import ScriptedModel, Turn
-async def main(place):
-    def stay(request):
-        print("asked", flush=True)
-        return Turn(until=anyio.Event())
+from workbench.agent.options import SessionOptions
+from workbench.tools.base import tool
+from workbench.tools.registry import ToolRegistry
+@tool()
+async def stay_in_tool() -> None:
+    "Stay."
+    print("asked", flush=True)
+    await anyio.Event().wait()
+def stay_in_model(request):
+    print("asked", flush=True)
+    return Turn(until=anyio.Event())
+async def main(place, where):
+    tools = ToolRegistry()
+    tools.register(stay_in_tool)
     models = ModelRegistry()
-    models.register(ScriptedModel(Turn(text="answer 1"), stay))
-    async with SessionManager(models=models, default_workspace="/w", store=FileSessionStore(place)) as sessions:
+    second = stay_in_model if where == "model" else Turn(tool_calls=[Turn.call("stay_in_tool")])
+    models.register(ScriptedModel(Turn(text="answer 1"), second))
+    options = SessionOptions(tools=tools)
+    store = FileSessionStore(place)
+    async with SessionManager(models=models, default_workspace="/w", store=store, options=options) as sessions:
         await sessions.create(CreateSessionRequest(id="s"), tenant_id="t")
         await sessions.send("s", "question 1").result()
         await sessions.send("s", "question 2").result()
-anyio.run(main, sys.argv[1])
+anyio.run(main, *sys.argv[1:])
 """
 
 
 @one_loop
+@pytest.mark.parametrize("where", ["model", "tool"])
 async def test_a_process_killed_in_a_run_is_followed_by_one_that_goes_on_from_the_last_whole_run(
-    tmp_path: Path,
+    where: str, tmp_path: Path
 ) -> None:
-    """MoonshotAI/kimi-code 269: killed in a run; every later message works, and nothing is said to run still."""
-    child = python(_MANAGING, tmp_path)
+    """MoonshotAI/kimi-code 269: killed in a run; every later message and summary works, and nothing is said to run still."""
+    child = python(_MANAGING, tmp_path, where)
     assert child.stdout is not None
     assert child.stdin is not None
     assert child.stdout.readline() == "asked\n"
@@ -217,7 +231,9 @@ async def test_a_process_killed_in_a_run_is_followed_by_one_that_goes_on_from_th
     child.stdin.close()
     store = FileSessionStore(tmp_path)
     models = ModelRegistry()
-    models.register(ScriptedModel(Turn(text="answer 3")))
+    info = ModelInfo(id="scripted", provider="p", context_window=1_000)
+    model = ScriptedModel(Turn(text="answer 3"), Turn(text="SUMMARY"), Turn(text="answer 4"), info=info)
+    models.register(model)
     heard: list[SessionEvent] = []
     logged = await store.event_log.read("s")
     async with SessionManager(models=models, default_workspace="/w", store=store) as sessions:
@@ -227,7 +243,11 @@ async def test_a_process_killed_in_a_run_is_followed_by_one_that_goes_on_from_th
         sessions.subscribe(heard.append)
         await sessions.send("s", "question 3").result()
         contents = [message.content for message in sessions.get("s").detail().messages]
+        long = "question 4" * 200
+        await sessions.send("s", long).result()
     assert contents == ["question 1", "answer 1", "question 3", "answer 3"]
+    system, summary_of_it, asked = model.requests[-1].messages
+    assert (system.role, summary_of_it.content[-7:], asked.content) == ("system", "SUMMARY", long)
     assert await store.event_log.read("s") == (*logged, *heard)
     numbers = [event.seq for event in (*logged, *heard)]
     assert numbers == list(range(1, len(numbers) + 1))
