@@ -15,7 +15,7 @@ from workbench.agent.history import MemoryHistory
 from workbench.agent.locks import LocalLocker
 from workbench.agent.options import SessionOptions
 from workbench.agent.session import AgentSession
-from workbench.errors import OptionsError, RunFailedError
+from workbench.errors import ModelRequestError, OptionsError, RunFailedError
 from workbench.protocol.messages import CompletionRequest, ModelInfo, Usage
 from workbench.protocol.runs import Budget
 from workbench.testing import ScriptedModel, Turn
@@ -391,8 +391,6 @@ async def test_a_conversation_that_nears_the_models_window_is_summarised_in_the_
 @pytest.mark.anyio
 async def test_a_request_that_turns_out_too_long_is_sent_once_more_with_less() -> None:
     """Context-window awareness where the window is unknown: the provider's own error says so."""
-    from workbench.errors import ModelRequestError
-
     overflow = ModelRequestError("too long", code="context_overflow", provider="p", status=400)
     async with talk(Turn(text="1"), Turn(text="2"), Turn(error=overflow), Turn(text="SUMMARY"), Turn(text="3")) as it:
         await it.say("a" * 4_000)
@@ -407,8 +405,6 @@ async def test_a_request_that_turns_out_too_long_is_sent_once_more_with_less() -
 @pytest.mark.anyio
 async def test_a_reply_to_a_part_of_a_request_is_not_asked_for_again_but_the_next_run_sends_less() -> None:
     """ "No token twice", where a server left out a part of the conversation and answered to the rest."""
-    from workbench.errors import ModelRequestError
-
     cut = ModelRequestError("left out", code="context_overflow", provider="p")
     cut.usage = Usage(input_tokens=9, output_tokens=1)
     script = (Turn(text="1"), Turn(text="2"), Turn(error=cut), Turn(text="SUMMARY"), Turn(text="3"))
@@ -418,6 +414,42 @@ async def test_a_reply_to_a_part_of_a_request_is_not_asked_for_again_but_the_nex
         assert end(await it.say("c")) == "error"
         assert end(await it.say("d")) == "stop"
     assert "SUMMARY" in it.model.requests[-1].messages[0].content
+
+
+_USELESS = {
+    "empty": Turn(text=" \n", usage=Usage(input_tokens=5, output_tokens=5)),
+    "thoughts alone": Turn(reasoning="hm", finish_reason="length"),
+    "refused": Turn(error=ModelRequestError("can't", code="invalid_request", provider="p", status=400)),
+    "longer than what it stands for": Turn(text="s" * 16_000),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("summary", _USELESS.values(), ids=_USELESS)
+async def test_a_summary_that_is_of_no_help_is_not_paid_for_again_in_each_turn(summary: Turn) -> None:
+    """Only once the conversation has grown by a good part, in whichever run; a notice says so, and the runs go on."""
+    asked = turns = 0
+
+    def answer(request: CompletionRequest) -> Turn:
+        nonlocal asked, turns
+        if "Summarise" in request.messages[0].content:
+            asked += 1
+            return summary
+        turns += 1
+        return calling("shout", text=f"{turns}") if turns % 5 else Turn(text="done")
+
+    info = ModelInfo(id="small", provider="p", context_window=4_000)
+    model = ScriptedModel(*[answer] * 30, info=info)
+    async with talk(model=model, tools=[shout], consumed=False, max_tokens=500) as it:
+        assert end(await it.say("a" * 8_000)) == "stop"
+        assert asked == 0
+        for text in ("b" * 8_000, "c", "d"):
+            events = await it.say(text)
+            assert (end(events), asked) == ("stop", 1)
+            paused = [notice.message for notice in of(events, "notice") if notice.code == "compaction_paused"]
+            assert len(paused) == (text[0] == "b")
+        await it.say("e" * 8_000)
+        assert asked == 2
 
 
 @pytest.mark.anyio

@@ -19,7 +19,8 @@ from workbench.agent.models import ModelRegistry
 from workbench.agent.session import AgentSession
 from workbench.agent.stores import FileSessionStore, MemorySessionStore
 from workbench.protocol.events import SessionEvent
-from workbench.protocol.messages import ChatMessage
+from workbench.protocol.messages import ChatMessage, ModelInfo
+from workbench.protocol.sessions import CreateSessionRequest
 from workbench.testing.scripted_model import ScriptedModel, Turn
 
 pytestmark = pytest.mark.anyio
@@ -187,26 +188,40 @@ from workbench.agent.models import ModelRegistry
 from workbench.agent.stores import FileSessionStore
 from workbench.protocol.sessions import CreateSessionRequest
 from workbench.testing.scripted_model import ScriptedModel, Turn
-async def main(place):
-    def stay(request):
-        print("asked", flush=True)
-        return Turn(until=anyio.Event())
+from workbench.agent.options import SessionOptions
+from workbench.tools.base import tool
+from workbench.tools.registry import ToolRegistry
+@tool()
+async def stay_in_tool() -> None:
+    "Stay."
+    print("asked", flush=True)
+    await anyio.Event().wait()
+def stay_in_model(request):
+    print("asked", flush=True)
+    return Turn(until=anyio.Event())
+async def main(place, where):
+    tools = ToolRegistry()
+    tools.register(stay_in_tool)
     models = ModelRegistry()
-    models.register(ScriptedModel(Turn(text="answer 1"), stay))
-    async with SessionManager(models=models, default_workspace="/w", store=FileSessionStore(place)) as sessions:
+    second = stay_in_model if where == "model" else Turn(tool_calls=[Turn.call("stay_in_tool")])
+    models.register(ScriptedModel(Turn(text="answer 1"), second))
+    options = SessionOptions(tools=tools)
+    store = FileSessionStore(place)
+    async with SessionManager(models=models, default_workspace="/w", store=store, options=options) as sessions:
         await sessions.create(CreateSessionRequest(id="s"), tenant_id="t")
         await sessions.send("s", "question 1").result()
         await sessions.send("s", "question 2").result()
-anyio.run(main, sys.argv[1])
+anyio.run(main, *sys.argv[1:])
 """
 
 
 @one_loop
+@pytest.mark.parametrize("where", ["model", "tool"])
 async def test_a_process_killed_in_a_run_is_followed_by_one_that_goes_on_from_the_last_whole_run(
-    tmp_path: Path,
+    where: str, tmp_path: Path
 ) -> None:
-    """MoonshotAI/kimi-code 269: killed in a run; every later message works, and nothing is said to run still."""
-    child = python(_MANAGING, tmp_path)
+    """MoonshotAI/kimi-code 269: killed in a run; every later message and summary works, and nothing is said to run still."""
+    child = python(_MANAGING, tmp_path, where)
     assert child.stdout is not None
     assert child.stdin is not None
     assert child.stdout.readline() == "asked\n"
@@ -216,7 +231,9 @@ async def test_a_process_killed_in_a_run_is_followed_by_one_that_goes_on_from_th
     child.stdin.close()
     store = FileSessionStore(tmp_path)
     models = ModelRegistry()
-    models.register(ScriptedModel(Turn(text="answer 3")))
+    info = ModelInfo(id="scripted", provider="p", context_window=1_000)
+    model = ScriptedModel(Turn(text="answer 3"), Turn(text="SUMMARY"), Turn(text="answer 4"), info=info)
+    models.register(model)
     heard: list[SessionEvent] = []
     logged = await store.event_log.read("s")
     async with SessionManager(models=models, default_workspace="/w", store=store) as sessions:
@@ -226,7 +243,84 @@ async def test_a_process_killed_in_a_run_is_followed_by_one_that_goes_on_from_th
         sessions.subscribe(heard.append)
         await sessions.send("s", "question 3").result()
         contents = [message.content for message in sessions.get("s").detail().messages]
+        long = "question 4" * 200
+        await sessions.send("s", long).result()
     assert contents == ["question 1", "answer 1", "question 3", "answer 3"]
+    system, summary_of_it, asked = model.requests[-1].messages
+    assert (system.role, summary_of_it.content[-7:], asked.content) == ("system", "SUMMARY", long)
     assert await store.event_log.read("s") == (*logged, *heard)
     numbers = [event.seq for event in (*logged, *heard)]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+_TALKING = """
+import sys, anyio
+from workbench.agent.locks import FileLocker
+from workbench.agent.manager import SessionManager
+from workbench.agent.models import ModelRegistry
+from workbench.agent.stores import FileSessionStore
+from workbench.testing.scripted_model import ScriptedModel, Turn
+async def main(place, runs):
+    models = ModelRegistry()
+    turn = lambda request: Turn(reasoning="secret thought", deltas=tuple("abcdefgh"))
+    models.register(ScriptedModel(*[turn] * int(runs)))
+    store = FileSessionStore(place)
+    async with SessionManager(
+        models=models, default_workspace="/w", store=store, locker=FileLocker(place + "/locks")
+    ) as sessions:
+        session = sessions.get("s")
+        session.subscribe(lambda event: print(event.seq, event.type, flush=True))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for number in range(int(runs)):
+            await session.run(f"question {number}").result()
+            await session.rename(f"title {number}")
+anyio.run(main, *sys.argv[1:3], backend=sys.argv[3])
+"""
+
+
+@one_loop
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("killed", [False, True])
+async def test_processes_number_the_events_of_one_session_together(backend: str, killed: bool, tmp_path: Path) -> None:
+    """ "`seq` (per session, from 1, no gaps)"; `Last-Event-ID` from a numbered log: a number is one event's, whoever gave it.
+
+    Also where one of the processes is killed in the midst of it.
+    """
+    store = FileSessionStore(tmp_path)
+    models = ModelRegistry()
+    models.register(ScriptedModel())
+    heard: dict[int, str] = {}
+    async with SessionManager(models=models, default_workspace="/w", store=store) as sessions:
+        sessions.subscribe(lambda event: heard.update({event.seq: event.type}))
+        await sessions.create(CreateSessionRequest(id="s"))
+    children = [python(_TALKING, tmp_path, 1_000 if killed and name == "a" else 5, backend) for name in "abc"]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    begun: list[str] = []
+    if killed:
+        victim = children[0].stdout
+        assert victim is not None
+        begun = [victim.readline() for _ in range(30)]
+        children[0].kill()
+    for child in children:
+        lines, _ = await anyio.to_thread.run_sync(child.communicate)
+        # Of a process that was killed the last line may be half of one.
+        whole = [*begun, *(line for line in lines.splitlines(keepends=True) if line.endswith("\n"))]
+        begun = []
+        theirs = [(int(number), type) for number, type in map(str.split, whole)]
+        assert theirs
+        assert [number for number, _ in theirs] == sorted({number for number, _ in theirs})
+        assert not heard.keys() & dict(theirs).keys()
+        heard.update(theirs)
+    logged = {event.seq: event.type for event in await store.event_log.read("s")}
+    assert sorted(logged) == list(logged)
+    assert {number: type for number, type in heard.items() if type != "thinking"}.items() <= logged.items()
+    if not killed:
+        assert sorted(heard) == list(range(1, len(heard) + 1))
+        assert list(heard.values()).count("run.completed") == 15

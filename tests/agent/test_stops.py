@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,16 +19,26 @@ import trio
 from tests.agent.support import LONG, end, of, pairs, read, registry
 from tests.waiting import until
 from workbench.agent import execution
-from workbench.agent.history import MemoryHistory
+from workbench.agent.history import MemoryHistory, StoreHistory
 from workbench.agent.locks import LocalLocker
 from workbench.agent.options import SessionOptions
 from workbench.agent.permissions import Permission
+from workbench.agent.prompt import create_message
 from workbench.agent.run import RunStream
 from workbench.agent.session import AgentSession
+from workbench.agent.stores import MemorySessionStore
 from workbench.errors import ModelRequestError
-from workbench.protocol.messages import ChatMessage, CompletionRequest, CompletionResponse, ModelInfo, TokenDelta
+from workbench.protocol.messages import (
+    ChatMessage,
+    CompletionRequest,
+    CompletionResponse,
+    ModelInfo,
+    TokenDelta,
+    ToolExecutionResult,
+    ToolSchema,
+)
 from workbench.protocol.runs import RetryOptions
-from workbench.protocol.sessions import ApprovalRequest
+from workbench.protocol.sessions import ApprovalRequest, SessionDetail
 from workbench.testing import ScriptedModel, Turn
 from workbench.tools.base import Tool, ToolContext, tool
 
@@ -42,19 +52,40 @@ POINTS = (
     "retry",
     "reader",
     "compaction",
+    "compaction after an overflow",
     "permission",
     "approval",
     "tool",
     "one of two tools",
     "thread",
+    "turn of a thread",
+    "turn of a resource",
+    "awaitable of a thread",
     "after_tools",
     "append",
+    "store: load",
+    "store: lock for a change",
+    "store: load for a change",
+    "store: save",
     "unlock",
 )
 # Where an exception is a result that the model reads, or comes when all is over.
-HARMLESS = ("permission", "approval", "tool", "one of two tools", "thread", "unlock")
+HARMLESS = (
+    "permission",
+    "approval",
+    "tool",
+    "one of two tools",
+    "thread",
+    "turn of a resource",
+    "awaitable of a thread",
+    "unlock",
+)
+# Where there is nothing that could fail.
+UNFAILING = ("reader", "turn of a thread")
+STORING = ("append", "store: lock for a change", "store: load for a change", "store: save")
 # From here on the run is decided.
-DECIDED = ("append", "unlock")
+DECIDED = (*STORING, "unlock")
+THREADS = 40
 
 
 class Point:
@@ -95,6 +126,46 @@ class StoppingHistory(MemoryHistory):
         await super().append(session_id, *messages)
 
 
+class StoppingStore(MemorySessionStore):
+    """A run loads its session to read it, then once more to change it."""
+
+    def __init__(self, point: Point) -> None:
+        super().__init__()
+        self.point = point
+        self.locker: Any = _ReachedLocker(point, self.locker)
+        self.changing = False
+
+    async def load(self, id: str) -> SessionDetail | None:
+        await self.point.reach("store: load for a change" if self.changing else "store: load")
+        return await super().load(id)
+
+    async def save(self, session: SessionDetail) -> None:
+        await self.point.reach("store: save")
+        await super().save(session)
+
+
+class StoppingStoreHistory(StoreHistory):
+    def __init__(self, point: Point) -> None:
+        self.store = StoppingStore(point)
+        super().__init__(self.store)
+
+    async def change(self, session_id: str, change: Callable[[SessionDetail], SessionDetail]) -> SessionDetail:
+        self.store.changing = True
+        return await super().change(session_id, change)
+
+
+class _ReachedLocker:
+    def __init__(self, point: Point, inner: LocalLocker) -> None:
+        self.point = point
+        self.inner = inner
+
+    @asynccontextmanager
+    async def lock(self, session_id: str) -> AsyncIterator[None]:
+        await self.point.reach("store: lock for a change")
+        async with self.inner.lock(session_id):
+            yield
+
+
 class StoppingLocker:
     def __init__(self, point: Point) -> None:
         self.point = point
@@ -117,7 +188,7 @@ class StoppingModel(ScriptedModel):
     """Answers with a call of each tool, then with a text; a long one where its reader is to lag behind."""
 
     def __init__(self, point: Point) -> None:
-        window = 2_000 if point.name == "compaction" else None
+        window = 2_000 if point.name.startswith("compaction") else None
         super().__init__(info=ModelInfo(id="m", provider="p", context_window=window))
         self.point = point
         self.failed = False
@@ -128,8 +199,11 @@ class StoppingModel(ScriptedModel):
         self.requests.append(request)
         name = self.point.name
         if "Summarise" in request.messages[0].content:
-            await self.point.reach("compaction")
+            await self.point.reach(name if name.startswith("compaction") else "")
             return Turn(text="SUMMARY").reply()
+        if name == "compaction after an overflow" and not self.failed:
+            self.failed = True
+            raise ModelRequestError("too long", code="context_overflow", provider="p")
         await self.point.reach("model")
         if name == "retry" and self.point.active:
             if self.failed and self.point.breaks:
@@ -143,7 +217,9 @@ class StoppingModel(ScriptedModel):
         await self.point.reach("after a delta")
         if any(message.role == "tool" for message in request.messages):
             return Turn(text="x" * pieces).reply()
-        calls = [Turn.call("thread")] if name == "thread" else [Turn.call("slow"), Turn.call("slow")]
+        tools = {"thread": "thread", "turn of a thread": "thread", "awaitable of a thread": "awaitable"}
+        called = tools.get(name, "take_turns" if name == "turn of a resource" else "slow")
+        calls = [Turn.call(called, {"key": "k"} if called == "take_turns" else {})] * (1 if name in tools else 2)
         return Turn(text="x" * pieces, tool_calls=calls).reply()
 
 
@@ -160,10 +236,26 @@ def tools_of(point: Point) -> list[Tool]:
             await point.reach("one of two tools")
         return "done"
 
+    @tool(parallel=True, resources=("key",))
+    async def take_turns(key: str) -> str:
+        """Wait, while another call waits for its turn."""
+        await point.reach("turn of a resource")
+        return "done"
+
+    class Late:
+        schema = ToolSchema(name="awaitable", description="Wait after the thread's end.", parameters={"type": "object"})
+
+        def execute(self, args: dict[str, Any], context: ToolContext) -> Awaitable[ToolExecutionResult]:
+            async def wait() -> ToolExecutionResult:
+                await point.reach("awaitable of a thread")
+                return ToolExecutionResult(content="done")
+
+            return wait()
+
     @tool()
     def thread(context: ToolContext) -> str:
         """Wait in a thread."""
-        if not point.active:
+        if not point.active or point.name != "thread":
             return "done"
         stopped = threading.Event()
         context.signal.on_cancel(stopped.set)
@@ -173,7 +265,7 @@ def tools_of(point: Point) -> list[Tool]:
         stopped.wait(LONG)
         return "done"
 
-    return [slow, thread]
+    return [slow, take_turns, Late(), thread]
 
 
 def options_of(point: Point, timeout: float) -> SessionOptions:
@@ -206,13 +298,15 @@ async def test_nothing_is_left_of_a_run_that_stops(point_name: str, way: str, mo
     """ "cancellation, timeouts and errors at every await point leave no task, lock or half turn behind"."""
     if way == "timeout":
         monkeypatch.setattr(execution, "_SETTLING_SECONDS", 0.3)
-    if (way, point_name) == ("error", "reader"):
-        pytest.skip("waiting for a reader can't fail")
+    if way == "error" and point_name in UNFAILING:
+        pytest.skip("waiting for that can't fail")
     point = Point(point_name, breaks=way == "error")
-    history, locker, model = StoppingHistory(point), StoppingLocker(point), StoppingModel(point)
-    if point_name == "compaction":
-        await history.append("s", *[_message(number) for number in range(8)])
-    before = await MemoryHistory.read(history, "s")
+    locker, model = StoppingLocker(point), StoppingModel(point)
+    history = StoppingStoreHistory(point) if point_name.startswith("store") else StoppingHistory(point)
+    if point_name.startswith("compaction"):
+        size = 1_500 if point_name == "compaction" else 500
+        await MemoryHistory.append(history, "s", *[_message(number, size) for number in range(8)])
+    before = await _stored(history)
     # Where the run has to be at the point when its time is up, it gets enough to come there.
     limit = LONG if way != "timeout" else 2 if point_name in DECIDED else 0.3
     options = options_of(point, limit)
@@ -220,21 +314,28 @@ async def test_nothing_is_left_of_a_run_that_stops(point_name: str, way: str, mo
     events: list[Any] = []
     session.subscribe(events.append)
 
+    threads = session._state.threads.turn()
+    for number in range(THREADS if point_name == "turn of a thread" else 0):
+        threads.acquire_on_behalf_of_nowait(number)
+
     async with session:
         run = session.run("Go.")
         with anyio.fail_after(LONG):
             if way != "error" and way != "timeout":
-                await _reached(point, events)
+                await _reached(point, events, threads)
             reason = await _stop(way, session, run, point)
             await run.wait_finished()
         point.opened.set()
         ran = await read(run)
         assert end(ran) == reason
-        assert point.entered.is_set() or point_name in ("retry", "reader") or way == "timeout"
+        assert point.entered.is_set() or point_name in ("retry", *UNFAILING) or way == "timeout"
         _assert_nothing_is_left(session, locker, point, events)
         await until(lambda: _run_tasks() == 0, seconds=LONG)
         await _assert_no_half_turn(history, before, reason)
 
+    for number in range(THREADS if point_name == "turn of a thread" else 0):
+        threads.release_on_behalf_of(number)
+    assert threads.borrowed_tokens == 0
     point.active = False
     again = AgentSession(id="s", model=model, history=history, locker=locker, options=options_of(point, LONG))
     async with again:
@@ -254,13 +355,19 @@ def _run_tasks() -> int:
 
 
 @pytest.mark.parametrize("close", [False, True])
-async def test_nothing_is_left_of_a_run_that_is_cancelled_after_any_number_of_steps(close: bool) -> None:
+@pytest.mark.parametrize("way", ["plain", "compaction", "compaction after an overflow", "turn of a resource", "store"])
+async def test_nothing_is_left_of_a_run_that_is_cancelled_after_any_number_of_steps(way: str, close: bool) -> None:
     """Not only where it waits for something of ours: cancelled after 0, 1, 2, … steps of the event loop, until it's over."""
     reasons: list[str] = []
     steps = 0
     while not reasons or reasons[-1] != "stop":
-        point = Point("nowhere", breaks=False)
-        history, locker, model = StoppingHistory(point), StoppingLocker(point), StoppingModel(point)
+        point = Point(way, breaks=False)
+        point.active = False
+        locker, model = StoppingLocker(point), StoppingModel(point)
+        history = StoppingStoreHistory(point) if way == "store" else StoppingHistory(point)
+        if way.startswith("compaction"):
+            await history.append("s", *[_message(number, 1_500) for number in range(8)])
+        before = await _stored(history)
         session = AgentSession(
             id="s", model=model, history=history, locker=locker, options=options_of(point, timeout=LONG)
         )
@@ -278,17 +385,19 @@ async def test_nothing_is_left_of_a_run_that_is_cancelled_after_any_number_of_st
                     await run.wait_finished()
             reasons.append(end(await read(run)))
             _assert_nothing_is_left(session, locker, point, events)
-            await _assert_no_half_turn(history, (), reasons[-1])
+            await _assert_no_half_turn(history, before, reasons[-1])
         steps += 1
     assert set(reasons) == {"cancelled", "stop"}
 
 
-async def _reached(point: Point, events: list[Any]) -> None:
+async def _reached(point: Point, events: list[Any], threads: anyio.CapacityLimiter) -> None:
     """Wait until the run waits at the point."""
     if point.name == "retry":
         await until(lambda: of(events, "notice"))
     elif point.name == "reader":
         await until(lambda: len(of(events, "text")) >= 300)
+    elif point.name == "turn of a thread":
+        await until(lambda: threads.statistics().tasks_waiting)
     else:
         await point.entered.wait()
 
@@ -298,7 +407,7 @@ async def _stop(way: str, session: AgentSession, run: RunStream, point: Point) -
     if way == "error":
         return "stop" if point.name in HARMLESS else "error"
     if way == "timeout":
-        return {"append": "error", "unlock": "stop"}.get(point.name, "timeout")
+        return "error" if point.name in STORING else "stop" if point.name == "unlock" else "timeout"
     decided = point.name in DECIDED
     if way == "cancel":
         assert run.cancel() is not decided
@@ -329,8 +438,17 @@ def _assert_nothing_is_left(session: AgentSession, locker: StoppingLocker, point
     assert len(of(events, "error")) == (last == ["run.failed"])
 
 
-async def _assert_no_half_turn(history: StoppingHistory, before: tuple[ChatMessage, ...], reason: str) -> None:
-    after = await MemoryHistory.read(history, "s")
+async def _stored(history: StoppingHistory | StoppingStoreHistory) -> tuple[ChatMessage, ...]:
+    if isinstance(history, StoppingHistory):
+        return await MemoryHistory.read(history, "s")
+    detail = await MemorySessionStore.load(history.store, "s")
+    return () if detail is None else detail.messages
+
+
+async def _assert_no_half_turn(
+    history: StoppingHistory | StoppingStoreHistory, before: tuple[ChatMessage, ...], reason: str
+) -> None:
+    after = await _stored(history)
     assert after[: len(before)] == before
     new = [role for role, _ in pairs(after[len(before) :])]
     if reason != "stop":
@@ -351,7 +469,68 @@ def _assert_valid(request: CompletionRequest) -> None:
     assert open_calls == []
 
 
-def _message(number: int) -> ChatMessage:
-    from workbench.agent.prompt import create_message
+def _message(number: int, size: int) -> ChatMessage:
+    return create_message("user" if number % 2 == 0 else "assistant", f"{number}" * size)
 
-    return create_message("user" if number % 2 == 0 else "assistant", f"{number}" * 1_500)
+
+@pytest.mark.parametrize("way", ["cancel", "close", "leave", "timeout"])
+async def test_nothing_is_left_of_a_run_that_stops_while_it_waits_for_the_one_before(way: str) -> None:
+    """Runs of one object take turns before they come to the lock."""
+    point = Point("model", breaks=False)
+    history, locker, model = StoppingHistory(point), StoppingLocker(point), StoppingModel(point)
+    session = AgentSession(id="s", model=model, history=history, locker=locker, options=options_of(point, LONG))
+    async with session:
+        first = session.run("First.")
+        with anyio.fail_after(LONG):
+            await point.entered.wait()
+            with anyio.move_on_after(0.1 if way == "timeout" else None):
+                second = session.run("Second.")
+                if way == "timeout":
+                    await second.wait_finished()
+            if way == "cancel":
+                second.cancel()
+            elif way == "close":
+                await session.close()
+            elif way == "leave":
+                async with second:
+                    pass
+            await second.wait_finished()
+            point.opened.set()
+            await first.wait_finished()
+        assert end(await read(second)) == ("timeout" if way == "timeout" else "cancelled")
+        assert end(await read(first)) == ("cancelled" if way == "close" else "stop")
+        assert (session.is_running, locker.held(), session.detail().pending) == (False, False, ())
+        assert [message.content for message in await _stored(history) if message.role == "user"] == (
+            [] if way == "close" else ["First."]
+        )
+
+
+async def test_a_listener_may_stop_the_run_at_every_event() -> None:
+    """Events are said in the midst of everything: in a model's delta, between two results, before the append, at the end."""
+    at = 0
+    reasons: list[str] = []
+    while True:
+        point = Point("nowhere", breaks=False)
+        history, locker, model = StoppingHistory(point), StoppingLocker(point), StoppingModel(point)
+        session = AgentSession(id="s", model=model, history=history, locker=locker, options=options_of(point, LONG))
+        events: list[Any] = []
+
+        def listen(event: Any, at: int = at, events: list[Any] = events, session: AgentSession = session) -> None:
+            events.append(event)
+            if len(events) == at + 1:
+                session.cancel()
+                raise asyncio.CancelledError
+
+        session.subscribe(listen)
+        async with session:
+            run = session.run("Go.")
+            with anyio.fail_after(LONG):
+                await run.wait_finished()
+            reasons.append(end(await read(run)))
+            _assert_nothing_is_left(session, locker, point, events)
+            await _assert_no_half_turn(history, (), reasons[-1])
+        at += 1
+        if at > len(events):
+            break
+    assert reasons == sorted(reasons)
+    assert {"cancelled", "stop"} == set(reasons)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,13 @@ import pytest
 from tests.agent.support import LONG, Gate, calling, end, of, read, results, shout, talk, the
 from tests.waiting import until
 from workbench.agent import settings
+from workbench.agent.history import MemoryHistory
 from workbench.agent.permissions import ApprovalBroker, PermissionRule, PermissionRules, call_digest
+from workbench.agent.repair import repaired
 from workbench.errors import ApprovalError, OptionsError
 from workbench.protocol.messages import ChatMessage, ToolCall, ToolExecutionResult, ToolSchema
 from workbench.protocol.sessions import ApprovalRequest
-from workbench.testing import Turn
+from workbench.testing import ScriptedModel, Turn
 from workbench.tools.base import Tool, ToolContext, ToolSession, tool
 
 pytestmark = pytest.mark.anyio
@@ -427,6 +430,73 @@ async def test_an_approval_is_resolved_on_every_way_out(way: str) -> None:
         assert broker.pending() == ()
         with pytest.raises(ApprovalError, match="taken back"):
             broker.answer(request.id, True, digest=request.digest, by="late")
+
+
+ACTS = ("approve", "refuse", "wrong digest", "new message", "approval turned off", "cancel", "close")
+DECIDES = ("approve", "refuse", "cancel", "close")
+
+
+@pytest.mark.parametrize("second", ACTS)
+@pytest.mark.parametrize("first", ACTS)
+async def test_what_becomes_of_a_call_that_waits(first: str, second: str) -> None:
+    """A state table. A refusal is a result and the run goes on; nothing but an answer answers, and nothing answers twice; a
+    call that waits is seen to wait, whatever is said or set meanwhile; none is left without its result."""
+    broker, history = ApprovalBroker(), MemoryHistory()
+    permission: list[Answer] = ["ask"]
+    ran: list[str] = []
+    replies = iter([calling("act")])
+
+    @tool()
+    def act() -> str:
+        """Act."""
+        ran.append("act")
+        return "done"
+
+    async with talk(
+        model=ScriptedModel(*[lambda request: next(replies, Turn(text="ok"))] * 5),
+        tools=[act],
+        history=history,
+        approve=broker,
+        resolve_permission=lambda tool, call, session: permission[0],
+        consumed=False,
+    ) as it:
+        run = it.session.start("x")
+        await until(broker.pending)
+        (request,) = broker.pending()
+        decided: list[str] = []
+        for what in (first, second):
+            with contextlib.suppress(ApprovalError), anyio.fail_after(LONG):
+                if what in ("approve", "refuse", "wrong digest"):
+                    digest = "0" * 64 if what == "wrong digest" else request.digest
+                    broker.answer(request.id, what != "refuse", digest=digest, by="ann")
+                elif what == "new message":
+                    it.session.run("do not run that")
+                elif what == "approval turned off":
+                    permission[0] = "auto"
+                elif what == "cancel":
+                    run.cancel()
+                else:
+                    await it.session.close()
+            decided += [what] if what in DECIDES else []
+            if not decided:
+                await anyio.lowlevel.checkpoint()
+                assert (broker.pending(), ran) == ((request,), [])
+        if not decided:
+            decided.append("refuse")
+            broker.answer(request.id, False, digest=request.digest, by="ann")
+        with anyio.fail_after(LONG):
+            await run.wait_finished()
+            await it.session.wait_idle()
+        resolved = the(it.events, "approval.resolved")
+    approved = decided[0] == "approve"
+    assert (resolved.request_id, resolved.approved) == (request.id, approved)
+    assert broker.pending() == ()
+    assert len(ran) <= approved
+    if not {"cancel", "close"}.intersection(decided):
+        assert len(ran) == approved
+        assert (await run.result()).end_reason == "stop"
+    stored = await history.read("talk")
+    assert repaired(stored) == stored
 
 
 def test_a_digest_is_of_the_name_and_the_arguments_whatever_their_order() -> None:

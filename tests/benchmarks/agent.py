@@ -31,26 +31,43 @@ _STORED = 10_000
 
 
 def rows(lengths: tuple[int, ...], sessions: int, rounds: int, peers: tuple[str, ...] = PEERS) -> Iterator[Row]:
-    """Medians of so many rounds, in which the subjects take turns, each in a fresh process."""
-    answers: dict[str, list[dict[str, Any]]] = {}
+    """Medians of so many rounds, in which the subjects take turns, each in a fresh process.
+
+    Of a step the time that the processor worked, and the memory at the most.
+    """
+    timed: dict[str, list[dict[str, Any]]] = {}
     for _ in range(rounds):
         for subject in (_OURS, *peers):
-            asked = ",".join(map(str, lengths)), str(sessions)
-            peer = "" if subject == _OURS else subject
-            answers.setdefault(subject, []).append(told("agent_subject.py", subject, *asked, peer=peer))
-    whats = {str(length): f"a step of the loop, {length} steps" for length in lengths}
-    whats["memory"] = f"each of {sessions:,} idle sessions (kB)"
-    for key, what in whats.items():
-        ours = _median(answers[_OURS], key)
-        assert isinstance(ours, float), ours
-        for peer in peers:
-            theirs = _median(answers[peer], key)
-            row = Row(what, ours, peer, theirs if isinstance(theirs, float) else 0)
-            yield row if isinstance(theirs, float) else row._replace(note=theirs)
-    few, many = (_median(answers[_OURS], str(length)) for length in (lengths[0], lengths[-1]))
-    assert isinstance(few, float)
-    assert isinstance(many, float)
-    yield Row(f"a step of the loop, {lengths[-1]} steps", many, f"{lengths[0]} steps", few)
+            asked = "time", ",".join(map(str, lengths)), str(sessions)
+            timed.setdefault(subject, []).append(_told(subject, *asked))
+    peaks = {subject: [_peaks(subject, lengths)] for subject in (_OURS, *peers)}
+    for answers, what in ((timed, "a step of the loop, {} steps"), (peaks, "a step's memory, {} steps (kB)")):
+        for length in lengths:
+            yield from _against(answers, str(length), what.format(f"{length:,}"))
+        few, many = (_number(answers[_OURS], str(length)) for length in (lengths[0], lengths[-1]))
+        yield Row(what.format(f"{lengths[-1]:,}"), many, f"{lengths[0]:,} steps", few)
+    yield from _against(timed, "memory", f"each of {sessions:,} idle sessions (kB)")
+
+
+def _told(subject: str, *asked: str) -> dict[str, Any]:
+    return told("agent_subject.py", subject, *asked, peer="" if subject == _OURS else subject)
+
+
+def _peaks(subject: str, lengths: tuple[int, ...]) -> dict[str, Any]:
+    """By the length of a run, each in a process of its own."""
+    found: dict[str, Any] = {}
+    for length in lengths:
+        found.update(_told(subject, "peak", str(length)))
+    return found
+
+
+def _against(answers: dict[str, list[dict[str, Any]]], key: str, what: str) -> Iterator[Row]:
+    """Ours against each peer's."""
+    ours = _number(answers[_OURS], key)
+    for peer in (subject for subject in answers if subject != _OURS):
+        theirs = _median(answers[peer], key)
+        row = Row(what, ours, peer, theirs if isinstance(theirs, float) else 0)
+        yield row if isinstance(theirs, float) else row._replace(note=theirs)
 
 
 def stored(count: int, rounds: int) -> Iterator[Row]:
@@ -87,6 +104,12 @@ def _median(answers: list[dict[str, Any]], key: str) -> float | str:
     found = [each.get(key, each.get("", "")) for each in answers]
     wrong = [each for each in found if not isinstance(each, float)]
     return str(wrong[0]) if wrong else statistics.median(found)
+
+
+def _number(answers: list[dict[str, Any]], key: str) -> float:
+    found = _median(answers, key)
+    assert isinstance(found, float), found
+    return found
 
 
 def agent() -> Iterator[Row]:

@@ -1,9 +1,10 @@
 """One agent's loop over a model that answers from a script, in a process of its own: prints what it took, as JSON.
 
-Run by path: `python tests/benchmarks/agent_subject.py NAME STEPS SESSIONS`, with whatever it needs on PYTHONPATH. STEPS are
-the lengths of the runs to time, separated by commas: each step is a call of a tool that returns at once. Prints, by the
-length, the milliseconds a step; and as `memory` the kilobytes that each of so many idle SESSIONS takes, each of which has
-been asked something once.
+Run by path: `python tests/benchmarks/agent_subject.py NAME time STEPS SESSIONS`, with whatever it needs on PYTHONPATH. STEPS
+are the lengths of the runs to time, separated by commas: each step is a call of a tool that returns at once. Prints, by the
+length, the milliseconds a step that the processor worked; and as `memory` the kilobytes that each of so many idle SESSIONS
+takes, each of which has been asked something once. `NAME peak STEPS` is one run of that length, and prints by it the kilobytes
+a step of what Python had at the most, over what it had before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 import time
+import tracemalloc
 from typing import Any
 
 
@@ -33,9 +35,26 @@ class Workbench(Subject):
         from workbench.agent.models import ModelRegistry
         from workbench.agent.options import SessionOptions
         from workbench.agent.session import AgentSession
+        from workbench.protocol.messages import CompletionResponse, ModelInfo, ToolCall
         from workbench.testing.scripted_model import ScriptedModel, Turn
         from workbench.tools.base import tool
         from workbench.tools.registry import ToolRegistry
+
+        subject = self
+        self.steps = 0
+        self.asked = 0
+
+        class Scripted:
+            info = ModelInfo(id="m", provider="p")
+
+            async def generate(self, request: Any, on_delta: Any = None) -> Any:
+                subject.asked += 1
+                if subject.asked > subject.steps:
+                    return CompletionResponse(content="done", finish_reason="stop")
+                arguments = {"n": subject.asked}
+                id = f"call_{subject.asked}"
+                call = ToolCall(id=id, name="step", arguments=arguments, raw_arguments=json.dumps(arguments))
+                return CompletionResponse(tool_calls=(call,), finish_reason="tool_calls")
 
         @tool()
         async def step(n: int) -> str:
@@ -44,16 +63,15 @@ class Workbench(Subject):
 
         self.tools = ToolRegistry()
         self.tools.register(step)
-        self.session, self.options, self.model, self.turn = AgentSession, SessionOptions, ScriptedModel, Turn
+        self.session, self.options, self.model = AgentSession, SessionOptions, Scripted()
         models = ModelRegistry()
         models.register(ScriptedModel(*(Turn(text="done") for _ in range(100_000))))
         self.manager = SessionManager(models=models, default_workspace="/w", options=SessionOptions(tools=self.tools))
 
     async def run(self, steps: int) -> None:
-        calls = [self.turn(tool_calls=[self.turn.call("step", {"n": n})]) for n in range(steps)]
-        model = self.model(*calls, self.turn(text="done"))
+        self.steps, self.asked = steps, 0
         options = self.options(tools=self.tools, max_turns=steps + 1)
-        async with self.session.local(id="s", model=model, options=options) as session:
+        async with self.session.local(id="s", model=self.model, options=options) as session:
             result = await session.start("go").result()
         assert (result.status, result.turns) == ("completed", steps + 1)
 
@@ -215,9 +233,9 @@ async def measure(subject: Subject, steps: list[int], sessions: int) -> dict[str
     found = {}
     await subject.run(10)
     for count in steps:
-        start = time.perf_counter()
+        start = time.process_time()
         await subject.run(count)
-        found[str(count)] = (time.perf_counter() - start) * 1000 / count
+        found[str(count)] = (time.process_time() - start) * 1000 / count
     kept = [await subject.converse(number) for number in range(50)]
     before = _resident_kilobytes()
     kept += [await subject.converse(number) for number in range(sessions)]
@@ -226,6 +244,18 @@ async def measure(subject: Subject, steps: list[int], sessions: int) -> dict[str
     return found
 
 
+async def peak(subject: Subject, steps: int) -> dict[str, float]:
+    await subject.run(10)
+    gc.collect()
+    tracemalloc.start()
+    await subject.run(steps)
+    return {str(steps): tracemalloc.get_traced_memory()[1] / 1024 / steps}
+
+
 if __name__ == "__main__":
-    lengths = [int(each) for each in sys.argv[2].split(",")]
-    print(json.dumps(asyncio.run(measure(SUBJECTS[sys.argv[1]](), lengths, int(sys.argv[3])))))
+    name, what, lengths, *rest = sys.argv[1:]
+    if what == "peak":
+        told = peak(SUBJECTS[name](), int(lengths))
+    else:
+        told = measure(SUBJECTS[name](), [int(each) for each in lengths.split(",")], int(rest[0]))
+    print(json.dumps(asyncio.run(told)))

@@ -409,13 +409,6 @@ async def test_arguments_that_could_not_be_read_go_back_as_an_object() -> None:
     assert json.loads(messages[0]["tool_calls"][0]["function"]["arguments"]) == {"unparsable_arguments": '{"a": '}
 
 
-async def test_a_huge_argument_is_capped_on_the_way_back() -> None:
-    text = json.dumps({"text": "é" * 1_000_000}, ensure_ascii=False)
-    call = ToolCall(id="call_1", name="add", arguments=json.loads(text), raw_arguments=text)
-    messages = (await sent(request(message("assistant", tool_calls=(call,)), result(call))))["messages"]
-    assert len(messages[0]["tool_calls"][0]["function"]["arguments"]) < 300_000
-
-
 async def test_deepseek_gets_its_reasoning_back_on_every_turn_with_tools() -> None:
     first = StubReply(reasoning="Hm, 1.", calls=[StubCall("add", {"a": 1})])
     with StubModelServer(first, StubReply(text="Done.")) as stub:

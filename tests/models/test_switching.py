@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.models.asking import FORMATS, TOOL, message, model_at, request, result, said
+from tests.models.asking import FORMATS, TOOL, message, model_at, request, result, said, sent
+from workbench.agent.history import MemoryHistory
+from workbench.agent.session import AgentSession
 from workbench.models.adapter import WireModel
 from workbench.protocol.messages import ChatMessage, ToolCall
 from workbench.testing import StubCall, StubModelServer, StubReply
@@ -63,10 +65,10 @@ async def test_a_session_goes_on_with_another_provider_and_back(one: type[WireMo
         for kind in (one, other, one):
             await turn(stub, kind, conversation)
     assert [request.body is not None for request in stub.requests] == [True] * 6
-    for sent in stub.requests:
-        opened, answered = pairs_of(sent.body)
+    for asked in stub.requests:
+        opened, answered = pairs_of(asked.body)
         assert opened == answered
-        if "contents" not in sent.body:
+        if "contents" not in asked.body:
             assert len(set(opened)) == len(opened)
     # What is opaque goes back to whom it came from, and to nobody else.
     for_other, for_one = (json.dumps(stub.requests[number].body) for number in (2, 5))
@@ -108,3 +110,33 @@ async def test_an_opaque_state_is_the_same_bytes_after_many_turns(kind: type[Wir
     for earlier, later in zip(stub.requests, stub.requests[1:], strict=False):
         before = earlier.body[name]
         assert later.body[name][: len(before)] == before
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.__name__)
+async def test_a_huge_argument_is_capped_on_the_way_back(kind: type[WireModel]) -> None:
+    """Beyond a provider's limit it would poison every later request."""
+    text = json.dumps({"text": "é" * 1_000_000}, ensure_ascii=False)
+    call = ToolCall(id="call_1", name="add", arguments=json.loads(text), raw_arguments=text)
+    conversation = (message("user", "Go."), message("assistant", tool_calls=(call,)), result(call))
+    body = await sent(request(*conversation, tools=(TOOL,)), kind)
+    assert 100_000 < len(json.dumps(body, ensure_ascii=False)) < 300_000
+
+
+@pytest.mark.parametrize(("one", "other"), list(permutations(FORMATS, 2)), ids=lambda kind: kind.__name__)
+async def test_a_call_that_was_left_without_its_result_stops_no_provider_after_a_switch(
+    one: type[WireModel], other: type[WireModel]
+) -> None:
+    """One model bears with it, the next refuses the conversation for good; also where both are one provider, of two formats."""
+    history = MemoryHistory()
+    with StubModelServer(*replies(one)[:1], *[StubReply(text="Fine.")] * 2) as stub:
+        response = await model_at(stub, one).generate(request(message("user", "Go."), tools=(TOOL,)))
+        answered = result(response.tool_calls[0])
+        await history.append("s", message("user", "Go."), said(response), answered)
+        for kind in (one, other):
+            session = AgentSession.local(id="s", model=model_at(stub, kind), history=history)
+            async with session:
+                await session.start("On.").result()
+    for asked in stub.requests[1:]:
+        opened, closed = pairs_of(asked.body)
+        assert len(opened) == 2
+        assert opened == closed

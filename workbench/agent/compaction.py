@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 from workbench.agent.prompt import create_message, estimate_tokens
 from workbench.agent.run import Emit
+from workbench.models.errors import is_model_request_error
 from workbench.protocol.events import Notice
 from workbench.protocol.messages import ChatMessage, CompletionRequest, CompletionResponse, ModelInfo
 
 _FULL = 0.85
 _KEPT = 0.3
+# How much of the limit a conversation grows by before it's tried again after a summary that didn't help.
+_PAUSE = 0.25
 _SUMMARY_TOKENS = 4_096
 _IMAGE_TOKENS = 1_500
 _MESSAGE_TOKENS = 8
@@ -32,6 +35,8 @@ class Summary:
     message: ChatMessage | None = None
     # What was asked for last, where it's among those messages.
     kept: tuple[ChatMessage, ...] = field(default=())
+    # How many tokens the conversation had when a summary last was of no help; None where the last one was.
+    failed_at: int | None = None
 
 
 class Compactor:
@@ -58,16 +63,22 @@ class Compactor:
         self._counts = _RunningCount()
 
     async def view(self, messages: Sequence[ChatMessage], overhead: int) -> Sequence[ChatMessage]:
-        """The messages as they are to be sent; `overhead` are the tokens of prompt and tools. Raises what the model raises."""
+        """The messages as they are to be sent; `overhead` are the tokens of prompt and tools.
+
+        A summary that was of no help isn't paid for again until the conversation has grown by a good part. Raises what the
+        model raises, but for what it refuses.
+        """
         if self._limit is not None:
             self._sent = overhead + self._count(messages)
-            if self._scale * self._sent >= self._limit:
-                await self._compact(messages, int(self._limit * _KEPT / self._scale))
+            if self._scale * self._sent >= self._limit and not self._pauses(messages):
+                is_shorter = await self._compact(messages, int(self._limit * _KEPT / self._scale))
                 self._sent = overhead + self._count(messages)
+                if is_shorter and self._scale * self._sent >= self._limit:
+                    self._pause(messages, "The conversation is long even with its summary")
         return self._view(messages)
 
     async def shrink(self, messages: Sequence[ChatMessage]) -> bool:
-        """After the model found a request too long: summarise more; False where nothing more can be."""
+        """After the model found a request too long: summarise more; False where nothing more can be. Raises as `view`."""
         return await self._compact(messages, int(self._count(messages) * _KEPT))
 
     def learn(self, input_tokens: int) -> None:
@@ -104,21 +115,40 @@ class Compactor:
             return False
         if start and self._summary.message is not None:
             head.insert(0, self._summary.message)
-        response = await self._ask(
-            CompletionRequest(
-                model=self._model.id,
-                messages=(create_message("system", _PROMPT), create_message("user", self._told(head))),
-                max_tokens=_SUMMARY_TOKENS,
-            )
+        request = CompletionRequest(
+            model=self._model.id,
+            messages=(create_message("system", _PROMPT), create_message("user", self._told(head))),
+            max_tokens=_SUMMARY_TOKENS,
         )
+        try:
+            response = await self._ask(request)
+        except Exception as error:
+            if not is_model_request_error(error):
+                raise
+            self._pause(messages, f"The conversation couldn't be summarised ({error})")
+            return False
         if not response.content.strip():
+            self._pause(messages, "The model's summary of the conversation was empty")
             return False
         asked_later = any(message.role == "user" for message in messages[cut:])
         self._summary.through = messages[cut - 1].id
         self._summary.message = create_message("user", f"{_HEADING}\n\n{response.content}")
         self._summary.kept = () if asked_later or last_asked is None else (messages[last_asked],)
+        self._summary.failed_at = None
         self._emit(Notice(code="compacted", message=f"{cut} messages are sent as a summary from now on."))
         return True
+
+    def _pauses(self, messages: Sequence[ChatMessage]) -> bool:
+        """Whether a summary was of no help a short while ago; one of before a rewind doesn't count."""
+        failed_at, tokens = self._summary.failed_at, self._counts.since(messages, 0)
+        if failed_at is None or self._limit is None:
+            return False
+        return failed_at <= tokens < failed_at + self._limit * _PAUSE / self._scale
+
+    def _pause(self, messages: Sequence[ChatMessage], why: str) -> None:
+        self._summary.failed_at = self._counts.since(messages, 0)
+        message = f"{why}: no other summary is asked for until it has grown by a good part."
+        self._emit(Notice(code="compaction_paused", message=message))
 
     def _told(self, messages: Sequence[ChatMessage]) -> str:
         """The messages as text, the middle left out where they are too long themselves."""

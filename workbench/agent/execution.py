@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from workbench.agent import telemetry
 from workbench.agent.asking import Asker, CallTimeoutError
@@ -193,7 +194,7 @@ class Execution:
         if not intake.announced:
             self.announce()
         tools = {tool.schema.name: tool for tool in options.tools.list()} if options.tools is not None else {}
-        asker = Asker(self._state.id, model, options, self._spending, self._emit, self._run.room)
+        asker = Asker(self._state.id, model, options, self._spending, self._emit, self._room)
         self._loop = Loop(
             model=model.info,
             options=options,
@@ -221,10 +222,17 @@ class Execution:
             ),
             spending=self._spending,
             emit=self._emit,
-            room=self._run.room,
+            room=self._room,
         )
         with telemetry.run_span(self._state.id, model.info):
-            return await self._loop.run()
+            end = await self._loop.run()
+        await checkpoint_if_cancelled()
+        return end
+
+    async def _room(self) -> None:
+        """Wait until the run's reader has kept up; a run that waits for nothing can be cancelled here, and lets others on."""
+        await checkpoint()
+        await self._run.room()
 
     async def _read(self) -> tuple[ChatMessage, ...]:
         try:

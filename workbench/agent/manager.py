@@ -10,7 +10,6 @@ from typing import Literal, Self, TypeVar
 
 import anyio
 
-from workbench.agent.event_log import EventWriter
 from workbench.agent.history import StoreHistory
 from workbench.agent.locks import FileLocker, LocalLocker, Locker
 from workbench.agent.models import ModelRegistry
@@ -18,7 +17,7 @@ from workbench.agent.options import SessionOptions
 from workbench.agent.prompt import default_system_prompt, new_id
 from workbench.agent.run import Run
 from workbench.agent.session import AgentSession
-from workbench.agent.stores import LoggedStore, MemorySessionStore, SessionStore
+from workbench.agent.stores import LoggedStore, MemorySessionStore, ReadableStore, SessionStore
 from workbench.errors import SessionClosedError, SessionExistsError, SessionNotFoundError, StoreError
 from workbench.protocol.disposer import Disposer
 from workbench.protocol.events import SessionCreated, SessionDeleted, SessionEvent
@@ -37,7 +36,7 @@ SessionGuard = Callable[[SessionGuardContext], None]
 
 @dataclass(slots=True)
 class _Member:
-    """A session with its tenant and the number of its last event; None while it's being made or deleted."""
+    """A session with its tenant and the number of its last event here; None while it's being made or deleted."""
 
     tenant_id: str | None
     seq: int = 0
@@ -81,9 +80,7 @@ class SessionManager:
         self._guards: dict[int, SessionGuard] = {}
         self._listeners: dict[int, Callable[[SessionEvent], None]] = {}
         self._next = 0
-        self._writer = (
-            EventWriter(self._store.event_log, self._logger) if isinstance(self._store, LoggedStore) else None
-        )
+        self._log = self._store.event_log if isinstance(self._store, LoggedStore) else None
         self._initializing = anyio.Lock()
         self._initialized = False
         self._closed = False
@@ -106,8 +103,8 @@ class SessionManager:
                 return
             stored = await self._stored()
             self._refuse_closed()
-            for detail, seq in stored:
-                self._members[detail.id] = member = _Member(detail.tenant_id, seq)
+            for detail in stored:
+                self._members[detail.id] = member = _Member(detail.tenant_id)
                 member.session = self._session(member, detail)
             self._initialized = True
 
@@ -117,8 +114,6 @@ class SessionManager:
         async with anyio.create_task_group() as tasks:
             for session in self._all():
                 tasks.start_soon(session.close)
-        if self._writer is not None:
-            await self._writer.flush()
         self._members.clear()
 
     def subscribe(self, listener: Callable[[SessionEvent], None]) -> Disposer:
@@ -220,8 +215,6 @@ class SessionManager:
         member.session = None
         try:
             await session.close()
-            if self._writer is not None:
-                await self._writer.flush()
             with anyio.CancelScope(shield=True):
                 await self._history.delete(id)
         except BaseException:
@@ -235,9 +228,9 @@ class SessionManager:
     def _all(self) -> tuple[AgentSession, ...]:
         return tuple(member.session for member in self._members.values() if member.session is not None)
 
-    async def _stored(self) -> tuple[tuple[SessionDetail, int], ...]:
-        """The store's sessions, each with the number of its last event."""
-        if isinstance(self._store, LoggedStore):
+    async def _stored(self) -> tuple[SessionDetail, ...]:
+        """The store's sessions."""
+        if isinstance(self._store, ReadableStore):
             return await self._store.load_all()
         found = []
         for summary in await self._store.list():
@@ -247,7 +240,7 @@ class SessionManager:
                 self._logger.warning("Session %r can't be loaded: %s", summary.id, error.message)
                 continue
             if detail is not None:
-                found.append((detail, 0))
+                found.append(detail)
         return tuple(found)
 
     def _session(self, member: _Member, detail: SessionDetail) -> AgentSession:
@@ -264,6 +257,7 @@ class SessionManager:
             detail=detail,
             guard=lambda: self._ask_guards("run", detail.id, member.tenant_id),
             seq=member.seq,
+            log=self._log,
         )
         session.subscribe(lambda event: self._deliver(member, event))
         return session
@@ -280,8 +274,6 @@ class SessionManager:
 
     def _deliver(self, member: _Member, event: SessionEvent) -> None:
         member.seq = event.seq
-        if self._writer is not None:
-            self._writer.add(event)
         for listener in tuple(self._listeners.values()):
             try:
                 listener(event)

@@ -11,6 +11,7 @@ from anyio.lowlevel import current_token
 from pydantic import TypeAdapter, ValidationError
 
 from workbench.agent.channel import EventChannel, Listener
+from workbench.agent.event_log import EventLog
 from workbench.agent.execution import Execution, Intake
 from workbench.agent.history import History, MemoryHistory, RewindableHistory
 from workbench.agent.locks import LocalLocker, Locker
@@ -65,11 +66,13 @@ class AgentSession:
         detail: SessionDetail | None = None,
         guard: Callable[[], None] | None = None,
         seq: int = 0,
+        log: EventLog | None = None,
     ) -> None:
         """`model`: a name is looked up in `models`, None is its default.
 
         For what keeps sessions: `detail` is the session as it was stored; where `model` is None, its model is looked up
-        when a run needs it. `guard` is asked before each run, and vetoes by raising SessionGuardError. Events are numbered
+        when a run needs it. `guard` is asked before each run, and vetoes by raising SessionGuardError. `log` numbers
+        and keeps the events, of all objects of this session that share it; without one those of this object are numbered
         from `seq + 1` on. Raises ModelNotFoundError, OptionsError.
         """
         try:
@@ -92,7 +95,7 @@ class AgentSession:
         self._state = SessionState(id=id, workspace=workspace, model=name, system_prompt=system_prompt)
         if detail is not None:
             self._restore(detail)
-        self._channel = EventChannel(id, seq=seq, logger=options.logger)
+        self._channel = EventChannel(id, seq=seq, log=log, logger=options.logger)
 
     @classmethod
     def local(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Protocol, TypeVar, runtime_checkable
 
 from workbench.agent.disk import on_disk
-from workbench.agent.event_log import EventLog, FileEventLog
+from workbench.agent.event_log import EventLog, FileEventLog, MemoryEventLog
 from workbench.agent.locks import FileLocker, LocalLocker, Locker
 from workbench.errors import StateError, StoreError
 from workbench.protocol.session_ids import file_name
@@ -58,8 +58,13 @@ class LoggedStore(SessionStore, Protocol):
     @property
     def event_log(self) -> EventLog: ...
 
-    async def load_all(self) -> tuple[tuple[SessionDetail, int], ...]:
-        """All sessions, each with the number of its last event; one that can't be read is left out. Raises StoreError."""
+
+@runtime_checkable
+class ReadableStore(SessionStore, Protocol):
+    """A store that reads all its sessions faster than one by one."""
+
+    async def load_all(self) -> tuple[SessionDetail, ...]:
+        """All sessions; one that can't be read is left out. Raises StoreError."""
         ...
 
 
@@ -69,6 +74,7 @@ class MemorySessionStore:
     def __init__(self) -> None:
         self._sessions: dict[str, SessionDetail] = {}
         self.locker = LocalLocker()
+        self.event_log = MemoryEventLog()
 
     async def list(self) -> tuple[SessionSummary, ...]:
         """As `SessionStore.list`, in order of id; raises nothing."""
@@ -86,6 +92,7 @@ class MemorySessionStore:
     async def delete(self, id: str) -> None:
         """As `SessionStore.delete`; raises nothing."""
         self._sessions.pop(id, None)
+        self.event_log.forget(id)
 
 
 class FileSessionStore:
@@ -113,10 +120,10 @@ class FileSessionStore:
             session = await on_disk(self._read, name, SessionDetail)
         return session if session is not None and session.id == id else None
 
-    async def load_all(self) -> tuple[tuple[SessionDetail, int], ...]:
-        """As `LoggedStore.load_all`, in order of the directories' names. Raises StoreError."""
+    async def load_all(self) -> tuple[SessionDetail, ...]:
+        """As `ReadableStore.load_all`, in order of the directories' names. Raises StoreError."""
         with _store_errors():
-            return await on_disk(self._load_all)
+            return tuple(await on_disk(lambda: list(self._all(SessionDetail))))
 
     async def save(self, session: SessionDetail) -> None:
         """As `SessionStore.save`; on disk when it returns. Raises StoreError."""
@@ -132,9 +139,6 @@ class FileSessionStore:
 
     def _list(self) -> tuple[SessionSummary, ...]:
         return tuple(self._all(SessionSummary))
-
-    def _load_all(self) -> tuple[tuple[SessionDetail, int], ...]:
-        return tuple((session, self.event_log.last_seq_now(session.id)) for session in self._all(SessionDetail))
 
     def _all(self, model: type[_Summary]) -> Iterator[_Summary]:
         try:

@@ -34,12 +34,14 @@ class WorkerThreads:
         """What `function` returns, or raises. A cancelled wait leaves the thread to itself."""
         work = _Work()
 
-        def body() -> T:
+        def body() -> tuple[T]:
+            # Trio refuses a function whose result is a coroutine, which a tool's may be.
             with work:
-                return function()
+                return (function(),)
 
         try:
-            return await to_thread.run_sync(body, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+            (result,) = await to_thread.run_sync(body, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+            return result
         finally:
             if work.give_up():
                 self._abandoned.add(work)

@@ -18,7 +18,6 @@ from typing import Self
 import anyio
 from anyio import to_thread
 
-from workbench.agent.event_log import EventWriter
 from workbench.agent.history import StoreHistory
 from workbench.agent.locks import FileLocker
 from workbench.agent.options import SessionOptions
@@ -140,8 +139,6 @@ class WorkspaceSession:
                 )
             if notes and (found := await project_notes(workspace)):
                 system_prompt = f"{system_prompt}\n\n{found}"
-            writer = EventWriter(store.event_log, options.logger)
-            stack.push_async_callback(writer.flush)
             agent = AgentSession(
                 id=workspace.session,
                 history=StoreHistory(store),
@@ -156,9 +153,8 @@ class WorkspaceSession:
                     resolve_permission=options.resolve_permission or PermissionRules(settings.permissions),
                 ),
                 detail=detail,
-                seq=await store.event_log.last_seq(workspace.session),
+                log=store.event_log,
             )
-            agent.subscribe(writer.add)
             agent.subscribe(lambda event: seen.clear() if event.type == "session.rewound" else None)
             sessions.append(cls(workspace, agent))
             async with sessions[0] as session:
@@ -170,20 +166,15 @@ class WorkspaceSession:
         """As `open`, without a model to ask: for `rewind`, `redo` and `fork`. Raises StoreError."""
         store = FileSessionStore(workspace.directory)
         detail = await StoreHistory(store).change(workspace.session, lambda stored: stored)
-        writer = EventWriter(store.event_log, _DEFAULT_OPTIONS.logger)
         agent = AgentSession(
             id=workspace.session,
             history=StoreHistory(store),
             locker=_locker(workspace),
             detail=detail,
-            seq=await store.event_log.last_seq(workspace.session),
+            log=store.event_log,
         )
-        agent.subscribe(writer.add)
-        try:
-            async with cls(workspace, agent) as session:
-                yield session
-        finally:
-            await writer.flush()
+        async with cls(workspace, agent) as session:
+            yield session
 
     async def __aenter__(self) -> Self:
         await self.complete()

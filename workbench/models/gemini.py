@@ -86,7 +86,7 @@ class Gemini(WireModel):
 
     def _model_parts(self, message: ChatMessage, ids: CallIds, sent: dict[str, str]) -> list[dict[str, Any]]:
         """The parts of a reply: as they came where they're this model's, else made anew."""
-        state = state_of(message, self.provider, self.id)
+        state = state_of(message, self.provider, self.id, having="parts")
         theirs: dict[str, str] = (state or {}).get("ids", {})
         calls = {call.id: call for call in message.tool_calls}
         for id in calls:

@@ -74,7 +74,7 @@ class OpenAIResponses(WireModel):
 
     def _output(self, message: ChatMessage, ids: CallIds) -> list[dict[str, Any]]:
         """The items of a reply: as they came where they're this model's, else made anew."""
-        state = state_of(message, self.provider, self.id)
+        state = state_of(message, self.provider, self.id, having="items")
         calls = {call.id: call for call in message.tool_calls}
         items: list[dict[str, Any]] = []
         for item in state["items"] if state is not None else ():

@@ -36,13 +36,16 @@ def text_of(message: ChatMessage) -> str:
     return NO_OUTPUT if message.role == "tool" else _NO_TEXT
 
 
-def state_of(message: ChatMessage, provider: str, model: str) -> dict[str, Any] | None:
-    """What this provider and model asked to get back with it; None for another's."""
+def state_of(message: ChatMessage, provider: str, model: str, *, having: str = "") -> dict[str, Any] | None:
+    """What this provider and model asked to get back with it; None for another's, and where it isn't `having` a field.
+
+    A provider may be asked in another format than before, whose states are others.
+    """
     state = message.provider_state
     if state is None or (state.provider, state.model) != (provider, model):
         return None
     value = json.loads(state.data)
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and (not having or having in value) else None
 
 
 def packed(state: dict[str, Any]) -> bytes:

@@ -76,8 +76,8 @@ class MessageCompleted(Event):
 class Notice(Event):
     """Something worth knowing that changes nothing.
 
-    `code` is `retry` (with the `delay_ms` that it waits), `reply_truncated`, `compacted`, `stuck`, `tools_unsupported`,
-    `budget`, `price_unknown`, or that of an error which the run outlives.
+    `code` is `retry` (with the `delay_ms` that it waits), `reply_truncated`, `compacted`, `compaction_paused`, `stuck`,
+    `tools_unsupported`, `budget`, `price_unknown`, or that of an error which the run outlives.
     """
 
     type: Literal["notice"] = "notice"

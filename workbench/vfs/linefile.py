@@ -27,7 +27,7 @@ def append(path: str, lines: bytes, *, durable: bool = True) -> str:
     Returns where the torn end that a crash left was set aside, "" where there was none. Raises OSError, with the file as
     it was.
     """
-    with _locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as fd:
+    with locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as fd:
         size = os.fstat(fd).st_size
         end = _end_of_whole_lines(fd, size)
         aside = _set_aside(path, os.pread(fd, size - end, end)) if end < size else ""
@@ -48,20 +48,25 @@ def append(path: str, lines: bytes, *, durable: bool = True) -> str:
 
 
 def read(path: str) -> Lines:
-    """The lines of a file, none where there is no file. Raises OSError."""
+    """The lines of a file, none where there is no file; who appends meanwhile waits for none of it. Raises OSError."""
     try:
-        with _locked(path, os.O_RDONLY, fcntl.LOCK_SH) as fd, open(fd, "rb", closefd=False) as file:
-            content = file.read()
+        with locked(path, os.O_RDONLY, fcntl.LOCK_SH) as fd:
+            size = os.fstat(fd).st_size
+            end = _end_of_whole_lines(fd, size)
+            torn = os.pread(fd, size - end, end)
+            # Whole lines never change.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            with open(fd, "rb", closefd=False) as file:
+                content = file.read(end)
     except FileNotFoundError:
         return Lines([], b"")
-    *whole, torn = content.split(b"\n")
-    return Lines(whole, torn)
+    return Lines(content.split(b"\n")[:-1], torn)
 
 
 def last_line(path: str) -> bytes:
     """The last whole line, without its newline, empty where there is none; its cost doesn't grow with the file."""
     try:
-        with _locked(path, os.O_RDONLY, fcntl.LOCK_SH) as fd:
+        with locked(path, os.O_RDONLY, fcntl.LOCK_SH) as fd:
             end = _end_of_whole_lines(fd, os.fstat(fd).st_size)
             begin = _end_of_whole_lines(fd, end - 1) if end else 0
             return os.pread(fd, end - begin - 1, begin) if end else b""
@@ -70,7 +75,7 @@ def last_line(path: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _locked(path: str, flags: int, operation: int) -> Iterator[int]:
+def locked(path: str, flags: int, operation: int) -> Iterator[int]:
     """The file, which nobody else is writing meanwhile."""
     while True:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -93,6 +98,8 @@ def _is_at(fd: int, path: str) -> bool:
 
 def _end_of_whole_lines(fd: int, size: int) -> int:
     """Where the last newline before `size` ends, 0 where there is none."""
+    if size and os.pread(fd, 1, size - 1) == b"\n":
+        return size
     while size:
         start = max(0, size - _BLOCK)
         found = os.pread(fd, size - start, start).rfind(b"\n")
