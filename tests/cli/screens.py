@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import termios
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,11 +77,11 @@ class Screen:
 
     def ended(self) -> int:
         """Wait for the end of the command; its exit code."""
-        wait_until(lambda: self.tmux("display", "-p", "-t", "0", "#{pane_dead}").strip() == "1", seconds=_SECONDS)
-        return int(self.tmux("display", "-p", "-t", "0", "#{pane_dead_status}"))
+        told = ["display", "-p", "-t", "0", "#{pane_dead_status}"]
+        return int(wait_until(lambda: self.tmux(*told).strip(), "the end of the command", seconds=_SECONDS))
 
     def tmux(self, *arguments: str) -> str:
-        argv = ["tmux", "-u", "-L", self._server, *arguments]
+        argv = ["tmux", "-u", "-S", self._server, *arguments]
         return subprocess.run(argv, check=True, capture_output=True, text=True, encoding="utf-8").stdout
 
 
@@ -89,21 +90,24 @@ def screen(
     argv: Sequence[str], *, cwd: Path, environment: Mapping[str, str] | None = None, size: tuple[int, int] = (80, 24)
 ) -> Iterator[Screen]:
     """Run a command on a new screen of so many columns and rows; whatever still runs at the end is killed."""
-    server = f"workbench-{uuid.uuid4().hex}"
+    directory = tempfile.mkdtemp(prefix="screen-")
+    server = os.path.join(directory, "tmux")
     # The server, and all that it starts, has the environment of whoever starts it.
     own = {**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})}
     own.pop("TMUX", None)
     columns, rows = map(str, size)
     begin = ["new-session", "-d", "-x", columns, "-y", rows, "-c", str(cwd), "--", *argv]
     options = ["set-option", "-g", "remain-on-exit", "on", ";", "set-option", "-g", "status", "off", ";"]
-    subprocess.run(
-        ["tmux", "-u", "-f", "/dev/null", "-L", server, "start-server", ";", *options, *begin],
-        env=own,
-        check=True,
-        capture_output=True,
-    )
-    shown = Screen(server)
+    argv = ["tmux", "-u", "-f", "/dev/null", "-S", server, "start-server", ";", *options, *begin]
     try:
-        yield shown
+        subprocess.run(argv, env=own, check=True, capture_output=True)
+        shown = Screen(server)
+        started = Path("/proc", shown.tmux("display", "-p", "-t", "0", "#{pane_pid}").strip(), "cmdline")
+        try:
+            yield shown
+        finally:
+            shown.tmux("kill-server")
+            # Of what has ended nothing is there to be read, also before somebody has asked for its exit code.
+            wait_until(lambda: not started.exists() or not started.read_bytes(), "the end of the command")
     finally:
-        shown.tmux("kill-server")
+        shutil.rmtree(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from contextlib import AbstractContextManager
@@ -124,14 +125,13 @@ def test_a_chat_from_a_question_to_what_lands_and_back(desk: Desk) -> None:
             shown.wait("… 6 more lines", "There is more.", "1 file changed", last=">")
             shown.clear()
             shown.say("/show")
-            shown.wait('→ read_file {"path": "more.txt"}', "9       line 8", last=">")
+            shown.wait("→ read_file\n  path: more.txt\n", "9       line 8", last=">")
             assert desk.changes() == [b"more.txt"]
 
             shown.clear()
             shown.say("/rewind")
-            listed = shown.wait("1        just now  Make the sum right.", "2        just now  Write notes.")
-            assert "3        just now  And more." in listed
-            shown.wait(last="Back to before which one? Its number, or Enter to stay:")
+            listed = shown.wait(last="Back to before which one? Its number, or Enter to stay:")
+            assert re.search(r" 1 .* Make the sum right\.\n +2 .* Write notes\.\n +3 .* And more\.\n", listed)
             shown.say("2")
             shown.wait("10 messages taken back", "/redo takes that back", last=">")
             # What landed stays in the real directory, and is taken back in the overlay.
@@ -285,6 +285,37 @@ def test_what_was_typed_before_a_question_is_no_answer_to_it(desk: Desk) -> None
             shown.say("n")
             shown.wait("Well.", last=">")
             assert desk.changes() == []
+
+
+def test_what_is_typed_during_a_run_is_the_next_message_and_is_not_shown_in_the_reply(desk: Desk) -> None:
+    held = StubReply(text="A reply in two parts.", hold_after=2)
+    with StubModelServer(held, StubReply(text="So be it.")) as stub:
+        desk.configure(stub)
+        with desk.chat() as shown:
+            shown.wait(last=">")
+            shown.say("Begin.")
+            shown.wait("\nA")
+            shown.type("And then?", "Enter")
+            wait_until(lambda: shown.waiting() == len("And then?\n"), "the keys on their way")
+            assert "And then?" not in shown.text()
+            stub.release()
+            shown.wait("A reply in two parts.", "> And then?", "So be it.", last=">")
+            assert said(stub) == ["Begin.", "And then?"]
+
+
+def test_the_whole_of_a_call_is_shown_before_it_is_allowed_control_characters_too(desk: Desk) -> None:
+    script = "echo harmless" + " " * 200 + "; \x1b[8mrm -rf /\nsecond line"
+    replies = [call("shell", command=script), call("edit_file", path="sums.py", old_text="x", new_text="y")]
+    with StubModelServer(*replies, StubReply(text="Well.")) as stub:
+        desk.configure(stub, more='[[agent.permissions]]\npermission = "ask"\n')
+        with desk.chat() as shown:
+            shown.wait(last=">")
+            shown.say("Go.")
+            shown.wait("^[[8mrm -rf /\n  | second line", last=ASKED)
+            shown.say("n")
+            shown.wait("it would fail: The old text isn't in the file.", last=ASKED)
+            shown.say("n")
+            shown.wait("Well.", last=">")
 
 
 def test_a_review_is_stopped_and_ended_in_the_chat_and_its_commit_lands(desk: Desk) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import termios
 
@@ -10,6 +9,7 @@ import anyio
 
 from workbench.agent.permissions import PermissionRules
 from workbench.cli import output, terminal
+from workbench.cli.conversation import print_arguments
 from workbench.cli.prompt import Prompt
 from workbench.errors import WorkbenchError
 from workbench.protocol.messages import ToolCall
@@ -55,16 +55,11 @@ class Approver:
         try:
             outcomes = await preview(self._workspace, call)
         except (WorkbenchError, OSError) as error:
-            _show_arguments(call)
+            print_arguments(call)
             output.say(f"it would fail: {error}")
             return
         if outcomes is None:
-            _show_arguments(call)
+            print_arguments(call)
             return
         for outcome in outcomes:
             output.write_patch(outcome.patch())
-
-
-def _show_arguments(call: ToolCall) -> None:
-    for line in json.dumps(call.arguments, indent=2, ensure_ascii=False).splitlines():
-        output.say(f"{call.name} {line}")

@@ -167,8 +167,11 @@ class Commands:
             argument = (answer or "").strip()
             if not argument:
                 return
-        named = int(argument) if argument.isascii() and argument.isdigit() else 0
-        message_id = points[named - 1].id if 0 < named <= len(points) else argument
+        message_id = argument
+        if argument.isascii() and argument.isdigit():
+            if not 1 <= int(argument) <= len(points):
+                raise OptionsError(f"There is no message {argument} to go back to.", hint="/rewind lists them.")
+            message_id = points[int(argument) - 1].id
         await self._partner.close()
         travelled, removed = await along.rewind(self._workspace, message_id, force=False)
         say_travelled(travelled, removed, redo="/redo")

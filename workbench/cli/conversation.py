@@ -100,8 +100,8 @@ class Calls:
         if not 1 <= number <= len(self._ended):
             return False
         call, result = self._ended[-number]
-        arguments = call.raw_arguments if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
-        print(output.bold(output.text(f"→ {call.name} {arguments}")))
+        print(output.bold(output.text(f"→ {call.name}")))
+        print_arguments(call)
         text = result.content if result.ok else _failure(result)
         print(output.visible(text.encode("utf-8", "replace")))
         return True
@@ -110,6 +110,21 @@ class Calls:
 def how_it_ended(result: RunResult) -> str:
     """`done after 3 turns, 12,345 tokens, $0.0123`."""
     return f"{_HOW[result.end_reason]} after {spent(result.usage, result.turns)}"
+
+
+def print_arguments(call: ToolCall) -> None:
+    """All that a call is made with, on stdout; a bar stands before each line of a text that has several."""
+    if call.arguments is None:
+        print(f"  {output.text(call.raw_arguments)}")
+        return
+    for name, value in call.arguments.items():
+        if isinstance(value, str) and "\n" in value:
+            print(f"  {output.text(name)}:")
+            for line in value.split("\n"):
+                print(f"  | {output.text(line)}")
+        else:
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            print(f"  {output.text(name)}: {output.text(shown)}")
 
 
 def called(call: ToolCall) -> str:
