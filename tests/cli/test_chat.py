@@ -113,9 +113,10 @@ def test_a_chat_from_a_question_to_what_lands_and_back(desk: Desk) -> None:
             shown.clear()
             shown.say("/diff")
             assert "-    return a - b\n+    return a + b\n" in shown.wait("/commit lands exactly this", last=">")
-            shown.say("/commit")
+            shown.say("/commit the sum was wrong")
             shown.wait("sums.py | 2 +-", "1 change landed as commit", last=">")
             assert "a + b" in desk.sums.read_text()
+            assert b"the sum was wrong" in desk.cli("log", "--commits").stdout
 
             shown.say("And more.")
             shown.wait("+++ b/more.txt", last=ASKED)
@@ -144,6 +145,7 @@ def test_a_chat_from_a_question_to_what_lands_and_back(desk: Desk) -> None:
             assert desk.changes() == [b"more.txt"]
             shown.say("/quit")
             assert shown.ended() == 0
+            assert "1 file changed, not landed yet: workbench review" in shown.text()
         assert said(stub) == ["Make the sum right.", "Write notes.", "And more."]
 
 
@@ -159,7 +161,7 @@ def test_an_interrupt_ends_the_run_and_not_the_chat_and_the_way_back_is_there(de
             shown.wait("cancelled after 1 turn", "1 file changed: /diff, /commit; /rewind takes back", last=">")
             assert desk.changes() == [b"sums.py"]
             shown.say("/rewind")
-            shown.wait("Go on and on.  (it was stopped or failed: files only)")
+            shown.wait("Go on and on.  (not in the conversation: files only)")
             shown.say("1")
             shown.wait("1 path restored, 0 removed", last=">")
             assert desk.changes() == []

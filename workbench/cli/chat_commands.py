@@ -29,7 +29,7 @@ from workbench.workspace import Workspace
 
 COMMANDS = {
     "/diff": ("[PATH]", "what would change in the real workspace, as a patch"),
-    "/commit": ("", "land what /diff showed last, else show what there is and ask"),
+    "/commit": ("[WHY]", "land what /diff showed last, else show what there is and ask"),
     "/review": ("", "decide file by file and hunk by hunk, then /commit"),
     "/rewind": ("[MESSAGE]", "back to before a message, files and conversation together"),
     "/redo": ("", "take the last /rewind back"),
@@ -125,7 +125,7 @@ class Commands:
         elif not conflicting:
             output.say("/commit lands exactly this")
 
-    async def _commit(self, _: str) -> None:
+    async def _commit(self, message: str) -> None:
         workspace, terminal = self._workspace, terminal_name()
         shown = workspace.shown.last(terminal)
         if shown is None:
@@ -148,7 +148,7 @@ class Commands:
             return
         if self._check:
             await run_check(workspace, digest, self._check)
-        print_landed(await workspace.commit(digest, allow_risky=bool(landing.risky)))
+        print_landed(await workspace.commit(digest, allow_risky=bool(landing.risky), message=message))
         keep_small(workspace)
 
     async def _review(self, _: str) -> None:
@@ -161,7 +161,7 @@ class Commands:
                 output.say("there is no message yet to go back to")
                 return
             for number, point in [*enumerate(points, start=1)][-_SHOWN_MESSAGES:]:
-                alone = "" if point.is_said else output.dim("  (it was stopped or failed: files only)")
+                alone = "" if point.is_said else output.dim("  (not in the conversation: files only)")
                 print(f"{number:>4}  {age(point.created_ns):>14}  {output.text(point.title)}{alone}")
             answer = await Prompt().line("Back to before which one? Its number, or Enter to stay:")
             argument = (answer or "").strip()

@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+import anyio
+
 from workbench.agent.options import SessionOptions
 from workbench.agent.workspace_session import WorkspaceSession
 from workbench.errors import OptionsError
@@ -52,7 +54,8 @@ class Partner:
     async def close(self) -> None:
         """Let go of the conversation, which somebody else is to change; the next message opens it again."""
         stack, self._stack, self._session = self._stack, AsyncExitStack(), None
-        await stack.aclose()
+        with anyio.CancelScope(shield=True):
+            await stack.aclose()
 
     def _key_of(self, name: str) -> str:
         # One provider's key is never shown to another.
