@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,20 +13,20 @@ from typing import IO
 import anyio
 
 from workbench.agent.options import SessionOptions
-from workbench.agent.permissions import PermissionRules
+from workbench.agent.permissions import ApprovalHandler, PermissionRules
 from workbench.agent.settings import load
 from workbench.agent.workspace_session import WorkspaceSession
 from workbench.cli import output
-from workbench.cli.conversation import Conversation, spent
+from workbench.cli.approving import Approver, approve_all
+from workbench.cli.conversation import Conversation, how_it_ended
 from workbench.cli.failure import EXIT_CHECK, EXIT_CONFLICT, EXIT_ERROR
+from workbench.cli.look import count_changes
 from workbench.cli.options import Context, keep_small
-from workbench.cli.prompt import Prompt
 from workbench.errors import ConflictError, OptionsError, RunFailedError, WorkbenchError
 from workbench.models.resolving import resolve
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command
 from workbench.protocol.runs import Budget, EndReason, RunReport, RunResult
-from workbench.protocol.sessions import ApprovalRequest
 from workbench.review.policy import Mode
 from workbench.workspace import Workspace
 
@@ -64,8 +63,6 @@ class Job:
         self._check = Command(("sh", "-c", wishes.check)) if wishes.check else None
         self._settings = load()
         self._rules = PermissionRules(self._settings.permissions)
-        self._prompt = Prompt()
-        self._asking = anyio.Lock()
 
     async def run(self) -> int:
         """The exit code."""
@@ -75,15 +72,15 @@ class Job:
                 "No model is named.",
                 hint="Give --model PROVIDER/NAME, or set WORKBENCH_MODEL; workbench models lists what is configured.",
             )
-        options = SessionOptions(
-            max_turns=self._wishes.max_turns,
-            run_timeout=self._wishes.timeout,
-            budget=Budget(run_usd=self._wishes.budget) if self._wishes.budget is not None else None,
-            resolve_permission=self._rules,
-            approve=self._approve,
-        )
         async with AsyncExitStack() as stack:
             workspace = await stack.enter_async_context(self._context.open(self._options))
+            options = SessionOptions(
+                max_turns=self._wishes.max_turns,
+                run_timeout=self._wishes.timeout,
+                budget=Budget(run_usd=self._wishes.budget) if self._wishes.budget is not None else None,
+                resolve_permission=self._rules,
+                approve=self._approve(workspace),
+            )
             model = await stack.enter_async_context(resolve(name, key_command=self._wishes.key_command))
             session = await stack.enter_async_context(
                 WorkspaceSession.open(
@@ -101,6 +98,13 @@ class Job:
             code = await self._follow(workspace, session, log)
             keep_small(workspace)
             return code
+
+    def _approve(self, workspace: Workspace) -> ApprovalHandler | None:
+        if self._wishes.yes:
+            return approve_all
+        if self._context.json:
+            return None
+        return Approver(workspace, self._rules, lasting="the rest of the run")
 
     async def _follow(self, workspace: Workspace, session: WorkspaceSession, log: IO[str] | None) -> int:
         conversation = Conversation(quiet=self._context.quiet)
@@ -122,7 +126,7 @@ class Job:
 
     async def _failed(self, workspace: Workspace, error: RunFailedError) -> int:
         code = EXIT_LIMIT if error.end_reason is EndReason.TIMEOUT else EXIT_ERROR
-        changes = await _count(workspace)
+        changes = await count_changes(workspace)
         if self._context.json:
             info = {"code": error.code, "message": error.message, "hint": error.hint}
             output.write_json(
@@ -141,7 +145,7 @@ class Job:
         return code
 
     async def _ended(self, workspace: Workspace, result: RunResult) -> int:
-        changes = await _count(workspace)
+        changes = await count_changes(workspace)
         waits: WorkbenchError | None = None
         commit_id = ""
         code = EXIT_LIMIT if result.end_reason in _LIMITS else 0
@@ -149,7 +153,7 @@ class Job:
             code = EXIT_CANCELLED
         elif not code and changes and self._wishes.commit is not Mode.NEVER:
             code, commit_id, waits = await self._decide(workspace, result)
-            changes = await _count(workspace)
+            changes = await count_changes(workspace)
         if self._context.json:
             output.write_json(
                 RunReport(
@@ -168,7 +172,7 @@ class Job:
         if waits is not None:
             output.error(waits, as_json=False)
         if not self._context.quiet:
-            output.say(f"{_HOW[result.end_reason]} after {spent(result.usage, result.turns)}")
+            output.say(how_it_ended(result))
         if commit_id:
             checked = "after the check passed" if self._check is not None else "without a check"
             output.say(f"landed {checked}, as commit {commit_id}")
@@ -203,24 +207,6 @@ class Job:
             stay = f"{output.count(changes, 'changed file')} {'stays' if changes == 1 else 'stay'} in the overlay"
             output.say(f"{stay}; workbench rewind {message_id} takes back what the run did")
 
-    async def _approve(self, request: ApprovalRequest) -> bool:
-        if self._wishes.yes:
-            return True
-        if self._context.json or not sys.stdin.isatty() or not sys.stdout.isatty():
-            return False
-        call = request.tool_call
-        # Calls that run side by side are asked about one by one.
-        async with self._asking:
-            # Whole: what's cut off is what somebody would hide.
-            for line in json.dumps(call.arguments, indent=2, ensure_ascii=False).splitlines():
-                output.say(f"{call.name} {line}")
-            answer = await self._prompt.ask("Allow it? y (yes), n (no), a (this tool, for the rest of the run)")
-            if answer is None or answer.key.lower() not in ("y", "a"):
-                return False
-            if answer.key.lower() == "a":
-                self._rules.allow_for_session(request.session_id, call.name)
-            return True
-
 
 async def _cancel_on_interrupt(cancel: Callable[[], bool]) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -228,18 +214,5 @@ async def _cancel_on_interrupt(cancel: Callable[[], bool]) -> None:
             cancel()
 
 
-async def _count(workspace: Workspace) -> int:
-    return sum(not change.implied for change in (await workspace.changes(may_stop=False)).changes)
-
-
 def _to_stderr(data: bytes) -> None:
     os.write(sys.stderr.fileno(), data)
-
-
-_HOW = {
-    EndReason.STOP: "done",
-    EndReason.MAX_TURNS: "stopped at the limit of turns",
-    EndReason.BUDGET: "stopped at the budget",
-    EndReason.STUCK: "stopped, since it made no progress",
-    EndReason.CANCELLED: "cancelled",
-}

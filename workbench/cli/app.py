@@ -9,6 +9,7 @@ import typer
 
 from workbench import __version__
 from workbench.cli.agent_run import run
+from workbench.cli.chat import chat
 from workbench.cli.decide import commit, revert
 from workbench.cli.discard import discard
 from workbench.cli.doctor import doctor
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.command("exec", rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(execute)
 app.command(rich_help_panel=WORK)(shell)
 app.command(rich_help_panel=WORK)(run)
+app.command(rich_help_panel=WORK)(chat)
 app.command(rich_help_panel=WORK, context_settings={"allow_interspersed_args": False})(wrap)
 app.command(rich_help_panel=BACKGROUND)(ps)
 app.command(rich_help_panel=BACKGROUND)(logs)

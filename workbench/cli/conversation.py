@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 
 from workbench.cli import output
 from workbench.protocol.events import RunEvent
 from workbench.protocol.messages import ToolCall, ToolResult, Usage
+from workbench.protocol.runs import EndReason, RunResult
 
 _CALL_CHARACTERS = 100
 _RESULT_LINES = 3
+_KEPT_CALLS = 100
+_HOW = {
+    EndReason.STOP: "done",
+    EndReason.MAX_TURNS: "stopped at the limit of turns",
+    EndReason.BUDGET: "stopped at the budget",
+    EndReason.STUCK: "stopped, since it made no progress",
+    EndReason.CANCELLED: "cancelled",
+}
 
 
 class Conversation:
@@ -59,11 +69,62 @@ class Conversation:
             return
         self.end_line()
         for line in text.split("\n"):
-            shown = output.text(line)
-            print(f"\033[2m{shown}\033[0m" if output.colours(sys.stderr) else shown, file=sys.stderr, flush=True)
+            note(line)
 
     def _end_thinking(self) -> None:
         self._thinking = False
+
+
+def note(line: str) -> None:
+    """A line on stderr that is less important than what is around it."""
+    shown = output.text(line)
+    print(f"\033[2m{shown}\033[0m" if output.colours(sys.stderr) else shown, file=sys.stderr, flush=True)
+
+
+class Calls:
+    """The last calls of tools with their results, to be shown whole."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, ToolCall] = {}
+        self._ended: deque[tuple[ToolCall, ToolResult]] = deque(maxlen=_KEPT_CALLS)
+
+    def note(self, event: RunEvent) -> None:
+        """Keep what an event says of a call."""
+        if event.type == "tool_call":
+            self._begun[event.tool_call.id] = event.tool_call
+        elif event.type == "tool_result" and (call := self._begun.pop(event.tool_result.call_id, None)):
+            self._ended.append((call, event.tool_result))
+
+    def show(self, number: int = 1) -> bool:
+        """Show the call that is so many from the end, on stdout; False where there aren't as many."""
+        if not 1 <= number <= len(self._ended):
+            return False
+        call, result = self._ended[-number]
+        print(output.bold(output.text(f"→ {call.name}")))
+        print_arguments(call)
+        text = result.content if result.ok else _failure(result)
+        print(output.visible(text.encode("utf-8", "replace")))
+        return True
+
+
+def how_it_ended(result: RunResult) -> str:
+    """`done after 3 turns, 12,345 tokens, $0.0123`."""
+    return f"{_HOW[result.end_reason]} after {spent(result.usage, result.turns)}"
+
+
+def print_arguments(call: ToolCall) -> None:
+    """All that a call is made with, on stdout; a bar stands before each line of a text that has several."""
+    if call.arguments is None:
+        print(f"  {output.text(call.raw_arguments)}")
+        return
+    for name, value in call.arguments.items():
+        if isinstance(value, str) and "\n" in value:
+            print(f"  {output.text(name)}:")
+            for line in value.split("\n"):
+                print(f"  | {output.text(line)}")
+        else:
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            print(f"  {output.text(name)}: {output.text(shown)}")
 
 
 def called(call: ToolCall) -> str:
@@ -78,8 +139,8 @@ def called(call: ToolCall) -> str:
 
 def resulted(result: ToolResult) -> str:
     """The first lines of a result, indented, and how many there are more."""
-    text = result.content if result.ok else f"{result.error.message if result.error else 'failed'}"
-    lines = text.strip("\n").split("\n")
+    text = result.content if result.ok else _failure(result)
+    lines = text.strip("\n").expandtabs().split("\n")
     more = len(lines) - _RESULT_LINES
     shown = [
         f"  {'✗ ' if not result.ok and not number else ''}{_cut(line)}"
@@ -93,6 +154,10 @@ def spent(usage: Usage, turns: int) -> str:
     tokens = output.count(usage.input_tokens + usage.output_tokens, "token")
     cost = f", ${usage.cost_usd:.4f}" if usage.cost_usd is not None else ""
     return f"{output.count(turns, 'turn')}, {tokens}{cost}"
+
+
+def _failure(result: ToolResult) -> str:
+    return result.error.message if result.error else "failed"
 
 
 def _shown(value: object) -> str:

@@ -162,7 +162,7 @@ async def _commit(context: Context, wanted: _Wanted) -> bool:
             _print_rehearsed(context, workspace, await workspace.rehearse(digest, allow_risky=wanted.allow_risky))
             return False
         if wanted.check:
-            await _check(context, workspace, digest, wanted.check)
+            await run_check(workspace, digest, wanted.check, quiet=context.quiet)
         if wanted.branch:
             made = await workspace.branch(
                 digest,
@@ -185,15 +185,16 @@ async def _commit(context: Context, wanted: _Wanted) -> bool:
     if context.json:
         output.write_json(commit_report(landed))
     else:
-        _print_landed(context, landed)
+        print_landed(landed, quiet=context.quiet)
     return bool(landed.differs)
 
 
-async def _check(context: Context, workspace: Workspace, digest: str, check: str) -> None:
+async def run_check(workspace: Workspace, digest: str, check: str, *, quiet: bool = False) -> None:
+    """Run a shell command over what would land, its output on stderr. Raises as `Workspace.check`."""
     command = Command(("sh", "-c", check))
     with terminal.writer(2) as write:
         await workspace.check(
-            digest, command, on_stdout=write, on_stderr=write, report=(lambda _: None) if context.quiet else output.say
+            digest, command, on_stdout=write, on_stderr=write, report=(lambda _: None) if quiet else output.say
         )
 
 
@@ -217,12 +218,13 @@ def _print_branch(context: Context, made: Branch, digest: str) -> None:
         output.say(f"branch {made.name} is at {made.commit[:12]}; the overlay keeps its changes")
 
 
-def _print_landed(context: Context, landed: Landed) -> None:
+def print_landed(landed: Landed, *, quiet: bool = False) -> None:
+    """What has landed, and what hasn't, on stderr."""
     for path in landed.differs:
         output.say(
             f"DIFFERS {output.path(path)}: it isn't what landed there any more; somebody changed it at that moment"
         )
-    if context.quiet:
+    if quiet:
         return
     changes = sum(not change.implied for change in landed.committed.changes)
     if not landed.committed.changes:

@@ -62,10 +62,13 @@ async def _status(context: Context) -> None:
         if context.json:
             output.write_json(status_report(workspace, found))
             return
-        _print_status(workspace, found)
+        print_state(workspace, found)
+        print()
+        _print_next(found)
 
 
-def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
+def print_state(workspace: Workspace, status: WorkspaceStatus) -> None:
+    """What there is of a session, on stdout."""
     changes = status.changes
     print(f"{output.bold('workspace')}  {output.path(workspace.root)}")
     print(f"{output.bold('session')}    {workspace.session}")
@@ -86,8 +89,10 @@ def _print_status(workspace: Workspace, status: WorkspaceStatus) -> None:
         print(f"{output.bold('unresolved')} conflict markers of a merge, to be edited before these can land:")
         for path in status.unresolved:
             print(f"  {output.path(path)}")
-    print()
-    if not changes.changes:
+
+
+def _print_next(status: WorkspaceStatus) -> None:
+    if not status.changes.changes:
         print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
     else:
         print("Next: workbench review              look at the changes, and decide which may land")
@@ -178,7 +183,7 @@ async def _diff(
         asked = included(workspace.root, include)
         kept = require_accepted(workspace) if accepted else None
         changes = workspace.reviewing.stands_for(kept) if kept else await workspace.changes(included=asked)
-        shown = [change for change in changes.shown if _is_wanted(change, wanted)]
+        shown = [change for change in changes.shown if is_wanted(change, wanted)]
         full = form == "patch" and not only and not context.json
         terminal = terminal_name() if full else ""
         digest = (
@@ -193,19 +198,33 @@ async def _diff(
         elif form == "name-status":
             output.write_patch(rendering.name_status(_as_seen(workspace, shown)))
         else:
-            print_risks(shown)
-            show(workspace, _as_seen(workspace, shown), look)
-            if not context.quiet:
-                conflicting = await workspace.conflicts(changes)
-                _say_rest(changes, shown, conflicting)
-                if only:
-                    number = output.count(len(changes.shown), "change")
-                    output.say(
-                        f"showed {len(shown):,} of {number}: a commit lands all that a full `workbench diff` showed"
-                    )
-                elif changes.changes and not conflicting:
-                    _say_how_to_land(changes)
+            conflicting = await print_patch(workspace, changes, shown, look, quiet=context.quiet)
+            if context.quiet:
+                pass
+            elif only:
+                number = output.count(len(changes.shown), "change")
+                output.say(f"showed {len(shown):,} of {number}: a commit lands all that a full `workbench diff` showed")
+            elif changes.changes and not conflicting:
+                _say_how_to_land(changes)
         return bool(shown)
+
+
+async def count_changes(workspace: Workspace) -> int:
+    """How many paths the overlay changes; no sandbox is ended to tell. Raises as `Workspace.checkpoint`."""
+    return sum(not change.implied for change in (await workspace.changes(may_stop=False)).changes)
+
+
+async def print_patch(
+    workspace: Workspace, changes: ChangeSet, shown: list[Change], look: Look, *, quiet: bool = False
+) -> list[bytes]:
+    """Those of a change set that are to be shown, with what a patch has no words for; the paths that can't land."""
+    print_risks(shown)
+    show(workspace, _as_seen(workspace, shown), look)
+    if quiet:
+        return []
+    conflicting = await workspace.conflicts(changes)
+    _say_rest(changes, shown, conflicting)
+    return conflicting
 
 
 def _as_seen(workspace: Workspace, shown: list[Change]) -> tuple[Change, ...]:
@@ -252,7 +271,8 @@ def _say_how_to_land(changes: ChangeSet) -> None:
     output.say(f"digest {digest}; `workbench commit{named}{risky}` lands exactly this")
 
 
-def _is_wanted(change: Change, only: list[bytes]) -> bool:
+def is_wanted(change: Change, only: list[bytes]) -> bool:
+    """Whether a change is at or below one of these paths, of which none means all."""
     if not only:
         return True
     return any(path == wanted or paths.is_below(path, wanted) for wanted in only for path, _, _ in change.steps())

@@ -41,7 +41,11 @@ class Prompt:
         """A whole line, None at the end of the input."""
         print(output.cyan(question), end=" ", flush=True)
         while b"\n" not in self._waiting:
-            await anyio.wait_readable(sys.stdin.fileno())
+            try:
+                await anyio.wait_readable(sys.stdin.fileno())
+            except anyio.get_cancelled_exc_class():
+                print()
+                raise
             try:
                 data = os.read(sys.stdin.fileno(), 65536)
             except OSError as error:

@@ -28,7 +28,7 @@ from workbench.cli.report import comment_report, review_report
 from workbench.cli.tables import print_table
 from workbench.errors import OptionsError
 from workbench.protocol.reports import DecisionsInput
-from workbench.review.changeset import ChangeSet
+from workbench.review.changeset import ChangeSet, Included
 from workbench.review.comments import as_text
 from workbench.review.decisions import Review, Verdict
 from workbench.review.order import in_order
@@ -99,21 +99,26 @@ def review(
 
 async def _ask(context: Context, include: list[str] | None, look: Look) -> None:
     async with context.open() as workspace:
-        begun = await workspace.review(included(workspace.root, include) if include else None)
-        if not begun.changes.shown:
-            output.say("nothing to review")
-            print_left(begun.changes.left)
-            return
-        conflicts = await workspace.conflicts(begun.changes)
+        await ask(workspace, included(workspace.root, include) if include else None, look)
+
+
+async def ask(workspace: Workspace, wanted: Included | None, look: Look) -> None:
+    """Go through the changes with somebody at a terminal. Raises as `Workspace.review` and `Dialogue.run`."""
+    begun = await workspace.review(wanted)
+    if not begun.changes.shown:
+        output.say("nothing to review")
         print_left(begun.changes.left)
-        try:
-            ended, accepted = await Dialogue(workspace, begun, conflicts, look).run()
-        except get_cancelled_exc_class():
-            output.say("what you decided is kept: `workbench review` goes on from there")
-            raise
-        print()
-        print_table(workspace, ended, in_order(ended.changes.shown), fold=True)
-        _say_what_next(workspace, ended, accepted, on_terminal=True)
+        return
+    conflicts = await workspace.conflicts(begun.changes)
+    print_left(begun.changes.left)
+    try:
+        ended, accepted = await Dialogue(workspace, begun, conflicts, look).run()
+    except get_cancelled_exc_class():
+        output.say("what you decided is kept: `workbench review` goes on from there")
+        raise
+    print()
+    print_table(workspace, ended, in_order(ended.changes.shown), fold=True)
+    _say_what_next(workspace, ended, accepted, on_terminal=True)
 
 
 async def _take_comments(context: Context) -> None:

@@ -29,6 +29,21 @@ def raw(fd: int) -> Iterator[None]:
             termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
+@contextlib.contextmanager
+def echo(fd: int, wanted: bool) -> Iterator[None]:
+    """Whether the terminal shows keys as they are typed, for the while."""
+    before = termios.tcgetattr(fd)
+    modes = termios.tcgetattr(fd)
+    modes[3] = modes[3] | termios.ECHO if wanted else modes[3] & ~termios.ECHO
+    termios.tcsetattr(fd, termios.TCSANOW, modes)
+    try:
+        yield
+    finally:
+        # One that was closed meanwhile has no modes any more.
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
 def is_raw(fd: int) -> bool:
     """Whether it's a terminal in which a line feed alone doesn't lead back to the left."""
     try:

@@ -185,12 +185,12 @@ def _lines(entry: LogEntry, width: int, result: str | None, *, graph: bool, step
     folded = f" ({output.count(len(entry.steps), 'step')})" if entry.steps and not steps else ""
     ended = f"  run: {result or 'not ended'}" if result is not None else ""
     named = output.text(_argument(checkpoint.message_id)).ljust(width)
-    line = f"{mark}{output.bold(named)}  {_age(checkpoint.created_at):>14}  {counts:<10}  "
+    line = f"{mark}{output.bold(named)}  {age(checkpoint.created_at):>14}  {counts:<10}  "
     yield (line + output.text(checkpoint.label or _said(checkpoint.purpose.kind)) + folded + ended).rstrip()
     if steps:
         for each in entry.steps:
             named = f"  step {each.purpose.step}".ljust(width)
-            yield f"{margin}{named}  {_age(each.created_at):>14}  {output.text(each.label)}".rstrip()
+            yield f"{margin}{named}  {age(each.created_at):>14}  {output.text(each.label)}".rstrip()
     for name in entry.forks:
         yield f"{margin}  forked: {name}"
 
@@ -205,7 +205,8 @@ def _argument(message_id: str) -> str:
     return message_id if plain else "'" + message_id.replace("'", "'\\''") + "'"
 
 
-def _age(created_ns: int) -> str:
+def age(created_ns: int) -> str:
+    """`5 minutes ago`, of a moment in ns since the epoch."""
     seconds = max(0, time.time() - created_ns / 1e9)
     for unit, length in _AGES:
         if seconds >= length:
@@ -224,7 +225,7 @@ async def _landed(context: Context, number: int) -> None:
         # A revert is of no session.
         of = f", session {committed.session}" if committed.session else ""
         said = f"{output.count(changes, 'change')}{of}"
-        print(f"{output.bold(committed.commit_id)}  {_age(committed.created_ns):>14}  {said}")
+        print(f"{output.bold(committed.commit_id)}  {age(committed.created_ns):>14}  {said}")
         if committed.message:
             print(f"  {output.text(committed.message)}")
 
@@ -319,33 +320,43 @@ def print_preview(context: Context, preview: Preview, form: str = "patch") -> No
         output.write_patch(rendering.name_status(shown))
     else:
         output.write_patch(rendering.unified(shown, preview.old, preview.new, binary=False))
-    _say_left(context, preview.target.left, preview.target.without_repository)
+    if not context.quiet and not context.json:
+        _say_left(preview.target.left, preview.target.without_repository)
 
 
 def _say(context: Context, travelled: Travelled | None, messages: int = 0, *, back: bool = False) -> None:
-    """How the files went, where they did, and how many messages were taken back, or are `back`."""
     if context.json:
         output.write_json(rewind_report(travelled, messages))
+    else:
+        say_travelled(travelled, messages, back=back, quiet=context.quiet)
+
+
+def say_travelled(
+    travelled: Travelled | None,
+    messages: int,
+    *,
+    back: bool = False,
+    quiet: bool = False,
+    redo: str = "`workbench redo`",
+) -> None:
+    """How the files went, where they did, and how many messages were taken back, or are `back`; `redo` takes that back."""
+    if quiet:
         return
     journey = travelled.journey if travelled is not None else None
     if journey is not None:
-        _say_left(context, journey.left, journey.without_repository)
-    if context.quiet:
-        return
+        _say_left(journey.left, journey.without_repository)
     if travelled is not None:
         say_ended(travelled.ended)
     if messages:
         output.say(f"{output.count(messages, 'message')} {'brought' if back else 'taken'} back")
     removed, restored = (len(journey.removed), len(journey.restored)) if journey is not None else (0, 0)
     if removed or restored:
-        output.say(f"{output.count(restored, 'path')} restored, {removed:,} removed; `workbench redo` takes that back")
+        output.say(f"{output.count(restored, 'path')} restored, {removed:,} removed; {redo} takes that back")
     elif not messages:
         output.say("nothing had to change")
 
 
-def _say_left(context: Context, left: tuple[bytes, ...], without_repository: bool) -> None:
-    if context.quiet or context.json:
-        return
+def _say_left(left: tuple[bytes, ...], without_repository: bool) -> None:
     for path in left[:_SHOWN_LANDED]:
         output.say(f"stays as it is, since it was changed after a commit landed there: {output.path(path)}")
     if len(left) > _SHOWN_LANDED:

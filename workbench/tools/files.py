@@ -11,6 +11,7 @@ from workbench.errors import ToolError
 from workbench.protocol.messages import ImageAttachment, ToolExecutionResult
 from workbench.tools import replacing, text
 from workbench.tools.base import Tool
+from workbench.tools.outcome import Outcome
 from workbench.tools.places import place
 from workbench.tools.seen import SeenFiles
 from workbench.tools.workspace_tool import RESULT_CHARACTERS, Arguments, WorkspaceTool, failed
@@ -91,31 +92,11 @@ class FileTools:
 
     async def write_file(self, args: WriteFile) -> str:
         """Write a whole file, new or in the place of what is there. To change a part of a file, use edit_file."""
-        path = await place(self._workspace, args.path)
-        before = await self._content(path) if await self._workspace.files.kind(path) is not None else None
-        old = text.decoded(before) if before is not None else None
-        if before is not None and (difference := self._seen.difference(path, before)) is not None:
-            raise _changed(difference)
-        # Its encoding stays; its line endings are the model's, who writes all of them.
-        content = _encoded(old or text.Text(""), args.content)
-        await self._put(path, content)
-        lines = args.content.count("\n") + (not args.content.endswith("\n") and bool(args.content))
-        return f"{'Wrote' if before is None else 'Replaced'} {paths.display(path)}: {lines} lines."
+        return await self._carry_out(await self.written(args))
 
     async def edit_file(self, args: EditFile) -> str:
         """Replace a passage of a file. The passage has to be in the file exactly once, unless replace_all is set."""
-        path = await place(self._workspace, args.path)
-        content = await self._content(path)
-        old = text.decoded(content)
-        if old is None:
-            raise ToolError(f"{paths.display(path)} is a binary file.", hint="Change it with a command.")
-        if (difference := self._seen.difference(path, content)) is not None:
-            raise _changed(difference)
-        replaced = replacing.replace(old, args.old_text, args.new_text, everywhere=args.replace_all)
-        await self._put(path, _encoded(old, replaced.text))
-        times = "" if replaced.count == 1 else f" {replaced.count} times"
-        loosely = " The old text was found only with other white space than you gave." if replaced.loosely else ""
-        return f"Edited {paths.display(path)}{times}.{loosely}"
+        return await self._carry_out(await self.edited(args))
 
     async def list_files(self, args: ListFiles) -> str:
         """List a directory of the workspace as a tree, without what its .gitignore files leave out."""
@@ -124,6 +105,33 @@ class FileTools:
         if not tree.lines:
             return "The directory is empty."
         return "\n".join((*tree.lines, *(() if tree.complete else ("[... more was left out]",))))
+
+    async def written(self, args: WriteFile) -> Outcome:
+        """What `write_file` comes to. Raises ToolError, OptionsError, OSError."""
+        path = await place(self._workspace, args.path)
+        before = await self._content(path) if await self._workspace.files.kind(path) is not None else None
+        old = text.decoded(before) if before is not None else None
+        if before is not None and (difference := self._seen.difference(path, before)) is not None:
+            raise _changed(difference)
+        # Its encoding stays; its line endings are the model's, who writes all of them.
+        content = _encoded(old or text.Text(""), args.content)
+        lines = args.content.count("\n") + (not args.content.endswith("\n") and bool(args.content))
+        told = f"{'Wrote' if before is None else 'Replaced'} {paths.display(path)}: {lines} lines."
+        return Outcome(path, before, content, told)
+
+    async def edited(self, args: EditFile) -> Outcome:
+        """What `edit_file` comes to. Raises as `written`."""
+        path = await place(self._workspace, args.path)
+        content = await self._content(path)
+        old = text.decoded(content)
+        if old is None:
+            raise ToolError(f"{paths.display(path)} is a binary file.", hint="Change it with a command.")
+        if (difference := self._seen.difference(path, content)) is not None:
+            raise _changed(difference)
+        replaced = replacing.replace(old, args.old_text, args.new_text, everywhere=args.replace_all)
+        times = "" if replaced.count == 1 else f" {replaced.count} times"
+        loosely = " The old text was found only with other white space than you gave." if replaced.loosely else ""
+        return Outcome(path, content, _encoded(old, replaced.text), f"Edited {paths.display(path)}{times}.{loosely}")
 
     async def _content(self, path: bytes) -> bytes:
         status = await self._workspace.files.stat(path)
@@ -136,10 +144,12 @@ class FileTools:
             )
         return await self._workspace.files.read(path)
 
-    async def _put(self, path: bytes, content: bytes) -> None:
-        await self._workspace.files.makedirs(os.path.dirname(path), exist_ok=True)
-        await self._workspace.files.write(path, content)
-        self._seen.note(path, content)
+    async def _carry_out(self, outcome: Outcome) -> str:
+        assert outcome.after is not None
+        await self._workspace.files.makedirs(os.path.dirname(outcome.path), exist_ok=True)
+        await self._workspace.files.write(outcome.path, outcome.after)
+        self._seen.note(outcome.path, outcome.after)
+        return outcome.told
 
 
 def _numbered(read: text.Text, first: int, count: int) -> str:

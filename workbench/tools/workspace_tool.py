@@ -65,12 +65,17 @@ class WorkspaceTool(Generic[A]):
         try:
             result = await self._function(self._arguments.model_validate(args))
         except ValidationError as error:
-            return failed("\n".join(f"{_where(issue['loc'])}: {issue['msg']}" for issue in error.errors()))
+            return failed(issues(error))
         except WorkbenchError as error:
             return failed(f"{error.message} {error.hint}" if error.hint else error.message)
         except OSError as error:
             return failed(_told(error))
         return result if isinstance(result, ToolExecutionResult) else ToolExecutionResult(content=shortened(result))
+
+
+def issues(error: ValidationError) -> str:
+    """What is wrong with arguments, a line for each."""
+    return "\n".join(f"{_where(issue['loc'])}: {issue['msg']}" for issue in error.errors())
 
 
 def failed(message: str) -> ToolExecutionResult:

@@ -1,0 +1,113 @@
+"""A terminal with a screen that can be looked at: tmux, with a server of its own for each command."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.waiting import wait_until
+
+_SECONDS = 60.0
+
+
+class Screen:
+    """A command on a screen of tmux's, and somebody who looks and types."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+
+    def type(self, text: str, *keys: str) -> None:
+        """Type a text, then keys by tmux's names for them."""
+        if text:
+            self.tmux("send-keys", "-t", "0", "-l", "--", text)
+        if keys:
+            self.tmux("send-keys", "-t", "0", *keys)
+
+    def say(self, text: str) -> None:
+        """Type a text and Enter."""
+        self.type(text, "Enter")
+
+    def paste(self, text: str) -> None:
+        """Paste as a terminal does, in brackets where the program has asked for them."""
+        self.tmux("set-buffer", "--", text)
+        self.tmux("paste-buffer", "-p", "-t", "0")
+
+    def clear(self) -> None:
+        """Clear the screen at a prompt, so that what comes is new."""
+        self.type("", "C-l")
+        wait_until(lambda: self.text().strip() == ">", "an empty screen", seconds=_SECONDS)
+
+    def waiting(self) -> int:
+        """How many bytes of whole lines were typed that nobody has read yet."""
+        terminal = os.open(self.tmux("display", "-p", "-t", "0", "#{pane_tty}").strip(), os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return int.from_bytes(fcntl.ioctl(terminal, termios.FIONREAD, bytes(4)), sys.byteorder)
+        finally:
+            os.close(terminal)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.tmux("resize-window", "-t", "0", "-x", str(columns), "-y", str(rows))
+
+    def text(self, *, whole: bool = False) -> str:
+        """What is on the screen, with `whole` also what has gone off its top."""
+        return self.tmux("capture-pane", "-p", "-t", "0", *(("-S", "-") if whole else ()))
+
+    def wait(self, *texts: str, last: str = "") -> str:
+        """Wait until all of these are on the screen, and `last` is its last line where one is given; the screen."""
+        shown = ""
+
+        def fits() -> bool:
+            nonlocal shown
+            shown = self.text()
+            return all(text in shown for text in texts) and (not last or shown.rstrip().split("\n")[-1] == last)
+
+        try:
+            wait_until(fits, seconds=_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"the screen doesn't show {texts}, but:\n{shown}") from error
+        return shown
+
+    def ended(self) -> int:
+        """Wait for the end of the command; its exit code."""
+        told = ["display", "-p", "-t", "0", "#{pane_dead_status}"]
+        return int(wait_until(lambda: self.tmux(*told).strip(), "the end of the command", seconds=_SECONDS))
+
+    def tmux(self, *arguments: str) -> str:
+        argv = ["tmux", "-u", "-S", self._server, *arguments]
+        return subprocess.run(argv, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+
+
+@contextmanager
+def screen(
+    argv: Sequence[str], *, cwd: Path, environment: Mapping[str, str] | None = None, size: tuple[int, int] = (80, 24)
+) -> Iterator[Screen]:
+    """Run a command on a new screen of so many columns and rows; whatever still runs at the end is killed."""
+    directory = tempfile.mkdtemp(prefix="screen-")
+    server = os.path.join(directory, "tmux")
+    # The server, and all that it starts, has the environment of whoever starts it.
+    own = {**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})}
+    own.pop("TMUX", None)
+    columns, rows = map(str, size)
+    begin = ["new-session", "-d", "-x", columns, "-y", rows, "-c", str(cwd), "--", *argv]
+    options = ["set-option", "-g", "remain-on-exit", "on", ";", "set-option", "-g", "status", "off", ";"]
+    argv = ["tmux", "-u", "-f", "/dev/null", "-S", server, "start-server", ";", *options, *begin]
+    try:
+        subprocess.run(argv, env=own, check=True, capture_output=True)
+        shown = Screen(server)
+        started = Path("/proc", shown.tmux("display", "-p", "-t", "0", "#{pane_pid}").strip(), "cmdline")
+        try:
+            yield shown
+        finally:
+            shown.tmux("kill-server")
+            # Of what has ended nothing is there to be read, also before somebody has asked for its exit code.
+            wait_until(lambda: not started.exists() or not started.read_bytes(), "the end of the command")
+    finally:
+        shutil.rmtree(directory)
