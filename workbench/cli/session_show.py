@@ -56,7 +56,13 @@ async def document(session: Session, form: Format) -> str:
     transcript = await find_adapter("workbench").load(LocalPlatform(), ref)
     if not isinstance(transcript, Transcript):
         raise StateError(f"The conversation of session {session.name} was removed meanwhile.")
-    text = to_html(transcript) if form is Format.HTML else to_markdown(transcript)
+    # Before it's looked at what is Markdown: what stands for a control character may be.
+    events = tuple(event.model_copy(update={"text": _visible(event.text)}) for event in transcript.events)
+    transcript = transcript.model_copy(update={"events": events})
+    return _visible(to_html(transcript) if form is Format.HTML else to_markdown(transcript))
+
+
+def _visible(text: str) -> str:
     return output.visible(text.encode("utf-8", "replace"))
 
 
