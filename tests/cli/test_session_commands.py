@@ -132,6 +132,22 @@ def test_a_conversation_is_listed_shown_exported_and_renamed(
     assert "no_conversation" in ran("export", "silent", code=1).stderr
 
 
+def test_a_session_that_is_open_keeps_the_title_that_it_was_given_elsewhere(state: Path, root: Path) -> None:
+    async def work() -> None:
+        model = ScriptedModel(Turn(text="Hi"), Turn(text="Hi again"))
+        async with (
+            Workspace.open(root, session="s") as workspace,
+            WorkspaceSession.open(workspace, model=model) as conversation,
+        ):
+            await (await conversation.start("Hello")).result()
+            await anyio.to_thread.run_sync(lambda: ran("rename", "s", "Greetings"))
+            await (await conversation.start("Hello again")).result()
+
+    anyio.run(work)
+    talked = listed()["s"]["conversation"]
+    assert (talked["title"], talked["messages"]) == ("Greetings", 4)
+
+
 HOSTILE = [
     "<script>alert(1)</script>",
     "a <img src=x onerror=alert(1)> b",

@@ -15,7 +15,7 @@ from workbench.cli.session_list import STANDING, age, changes, conversation, ses
 from workbench.conversations import FILE, stored
 from workbench.errors import SessionError, StateError
 from workbench.protocol.messages import ChatMessage, Usage
-from workbench.protocol.session_reports import ShownSessionReport
+from workbench.protocol.session_reports import ConversationReport, ShownSessionReport
 from workbench.protocol.sessions import SessionDetail
 from workbench.sessions import Session, WorkspaceSessions
 from workbench.state import Standing
@@ -75,7 +75,8 @@ def report(workspace: WorkspaceSessions, session: Session) -> ShownSessionReport
 
 def print_session(workspace: WorkspaceSessions, session: Session) -> None:
     """One session for people, and what to do next with it."""
-    for name, value in _facts(workspace, session):
+    talk = conversation(session)
+    for name, value in (*_facts(workspace, session), *_said(talk)):
         print(f"{output.bold(f'{name:<12}')} {value}")
     for message in filter(None, _last_exchange(session)):
         print()
@@ -83,8 +84,10 @@ def print_session(workspace: WorkspaceSessions, session: Session) -> None:
         for line in _beginning(message):
             print(f"  {line}")
     print()
-    for number, (command, what) in enumerate(_next(workspace, session)):
-        print(f"{'Next:' if number == 0 else '     '} {command}    {what}")
+    steps = list(_next(workspace, session, talks=talk is not None))
+    width = max(len(command) for command, _ in steps)
+    for number, (command, what) in enumerate(steps):
+        print(f"{'' if number else 'Next:':<5} {command:<{width}}  {what}")
 
 
 def _facts(workspace: WorkspaceSessions, session: Session) -> Iterator[tuple[str, str]]:
@@ -99,7 +102,9 @@ def _facts(workspace: WorkspaceSessions, session: Session) -> Iterator[tuple[str
     yield "checkpoints", f"{session.checkpoints:,}{kept}"
     if session.problem:
         yield "problem", output.text(session.problem)
-    talk = conversation(session)
+
+
+def _said(talk: ConversationReport | None) -> Iterator[tuple[str, str]]:
     if talk is None:
         yield "conversation", "none"
     elif talk.problem:
@@ -149,9 +154,8 @@ def _beginning(message: ChatMessage) -> Iterator[str]:
         yield f"… {output.count(len(lines) - _LINES, 'more line')}"
 
 
-def _next(workspace: WorkspaceSessions, session: Session) -> Iterator[tuple[str, str]]:
+def _next(workspace: WorkspaceSessions, session: Session, *, talks: bool) -> Iterator[tuple[str, str]]:
     where = f"-w {shlex.quote(output.path(workspace.root))}"
-    talks = conversation(session) is not None
     if workspace.standing is Standing.HERE:
         if session.holds:
             yield f"workbench review {where} --session {session.name}", "decide which changes may land"
