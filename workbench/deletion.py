@@ -11,9 +11,11 @@ from workbench.checkpoints import upkeep
 from workbench.checkpoints.store import CheckpointStore
 from workbench.errors import CommitError, SandboxError, SessionBusyError, StateError, WorkbenchError
 from workbench.pruning import Old
+from workbench.review.audit import AuditLog
 from workbench.sandbox.client import KeeperClient
 from workbench.sessions import Session, WorkspaceSessions, survey_session
 from workbench.state import StateDirectory, WorkspaceDirectory
+from workbench.vfs import paths
 
 
 def require_removable(workspace: WorkspaceSessions, session: Session, *, with_changes: bool = False) -> None:
@@ -27,18 +29,18 @@ def require_removable(workspace: WorkspaceSessions, session: Session, *, with_ch
             hint="A command in it, or `workbench doctor --fix`, may put that right.",
         )
     if session.busy and not session.running:
-        raise _busy(session)
+        raise _busy(workspace, session)
     if pruning.is_unfinished(workspace, session):
         raise CommitError(
             f"A commit or a rewind in the workspace of session {session.name} was cut short.",
             code="commit_incomplete",
-            hint=f"`workbench status --session {session.name}` completes it.",
+            hint=f"The next command in {paths.display(workspace.root)} completes it: `workbench status` is one.",
         )
     if session.holds and not with_changes:
         raise StateError(
             f"Session {session.name} holds what was never landed.",
             code="changes_not_landed",
-            hint=f"Look with `workbench diff --session {session.name}`; --with-changes removes it all the same.",
+            hint=f"`workbench sessions show {session.name}` says what to do; --with-changes removes it all the same.",
         )
 
 
@@ -47,12 +49,13 @@ async def delete(
 ) -> None:
     """Remove a session, if it's still as it was when it was looked at whole. Its sandbox ends, if nothing runs in it.
 
-    What its commits keep to be reverted stays, and the contents of its checkpoints do until `collect`. A removal that is cut
-    short can be done again. Raises as `require_removable`, and SessionBusyError also where it was used since, SandboxError.
+    The audit log says so. What its commits keep to be reverted stays, and the contents of its checkpoints do until `collect`.
+    A removal that is cut short can be done again. Raises as `require_removable`, and SessionBusyError also where it was used
+    since, SandboxError.
     """
     require_removable(workspace, session, with_changes=with_changes)
     if session.running:
-        await _stop(session)
+        await _stop(workspace, session)
     await to_thread.run_sync(_remove, state, workspace, session)
 
 
@@ -67,12 +70,16 @@ def collect(workspace: WorkspaceSessions) -> None:
 def _remove(state: StateDirectory, workspace: WorkspaceSessions, session: Session) -> None:
     now = survey_session(WorkspaceDirectory.read(workspace.directory), session.name)
     if now.upper != session.upper:
-        raise _busy(session, pruning.USED_MEANWHILE)
+        raise _busy(workspace, session, pruning.USED_MEANWHILE)
     if reason := pruning.remove_session(state, Old(workspace, now), now.touched_ns + 1):
-        raise _busy(session, reason)
+        raise _busy(workspace, session, reason)
+    counts = {"file": session.upper.files, "checkpoint": session.checkpoints}
+    AuditLog(workspace.directory).append(
+        "delete", session=session.name, counts={what: count for what, count in counts.items() if count}
+    )
 
 
-async def _stop(session: Session) -> None:
+async def _stop(workspace: WorkspaceSessions, session: Session) -> None:
     client = await KeeperClient.connect(session.directory)
     if client is None:
         return
@@ -82,11 +89,11 @@ async def _stop(session: Session) -> None:
         except SandboxError as error:
             if error.code != "sandbox_busy":
                 raise
-            raise _busy(session, error.message) from error
+            raise _busy(workspace, session, error.message) from error
 
 
-def _busy(session: Session, why: str = pruning.IN_USE) -> WorkbenchError:
+def _busy(workspace: WorkspaceSessions, session: Session, why: str = pruning.IN_USE) -> WorkbenchError:
     return SessionBusyError(
         f"Session {session.name} can't be removed. {why}",
-        hint=f"Wait for its end, or see what it is: `workbench ps --session {session.name}`.",
+        hint=f"`workbench ps -w {paths.display(workspace.root)} --session {session.name}` lists what runs in it.",
     )

@@ -24,6 +24,7 @@ from workbench.agent.workspace_session import WorkspaceSession
 from workbench.cli.app import app
 from workbench.protocol.session_reports import DeletedReport, SessionsReport, ShownSessionReport
 from workbench.protocol.sessions import SessionDetail
+from workbench.review.audit import AuditLog
 from workbench.testing import ScriptedModel, StubCall, StubModelServer, StubReply, Turn
 from workbench.workspace import Workspace
 
@@ -347,6 +348,8 @@ def test_what_is_deleted_is_gone_and_nothing_else_is_touched(state: Path, root: 
     after = listed()
     assert after.keys() == {"kept"}
     assert after["kept"]["checkpoints"] == before["kept"]["checkpoints"]
+    (said,) = AuditLog(str(directory)).records()
+    assert (said.action, said.session, said.counts["file"]) == ("delete", "gone", 2)
     assert refused("delete", "gone", "--yes")["code"] == "session_not_found"
     use(root, "gone")
     anew = listed()["gone"]
@@ -399,6 +402,22 @@ def test_nothing_is_deleted_under_a_run_that_has_no_sandbox(state: Path, root: P
     assert listed()["s"]["checkpoints"] >= 1
     ran("delete", "s", "--yes")
     assert listed() == {}
+
+
+def test_a_session_with_damaged_checkpoints_can_be_deleted_one_with_a_damaged_overlay_is_kept(
+    state: Path, root: Path
+) -> None:
+    overlay = use(root, "bad")
+    tip = overlay.parent.parent / "checkpoints.git" / "refs" / "workbench" / "bad" / "tip"
+    tip.write_bytes(b"\xffnothing\n")
+    assert listed()["bad"]["problem"]
+    assert "problem" in ran("show", "bad").stdout
+    ran("delete", "bad", "--yes")
+    assert not tip.exists()
+    assert listed() == {}
+    shutil.rmtree(use(root, "bad") / "upper")
+    assert refused("delete", "bad", "--yes", "--with-changes")["code"] == "state_corrupt"
+    assert listed().keys() == {"bad"}
 
 
 KILLED = """
