@@ -3,8 +3,9 @@
 ::
 
     WorkbenchError                    code · message · hint; system_error
-    ├── OptionsError (ValueError)     invalid_options
-    ├── StateError                    state_forbidden · state_corrupt · disk_full · confirmation_required
+    ├── OptionsError (ValueError)     invalid_options · session_ambiguous
+    ├── StateError                    state_forbidden · state_corrupt · disk_full · confirmation_required ·
+    │                                 changes_not_landed
     ├── WorkspaceError                workspace_missing · workspace_unreadable · workspace_forbidden ·
     │                                 workspace_unsupported · workspace_replaced
     ├── OverlayError                  overlay_busy · layer_unsupported · overlay_mounted · session_exists
@@ -19,7 +20,7 @@
     │   │                             unresolved_conflicts · no_repository · branch_exists · policy_denied ·
     │   │                             policy_waits · storage_read_only · history_unavailable
     │   └── ConflictError             conflict (with `paths`)
-    ├── SessionError
+    ├── SessionError                  no_conversation
     │   ├── SessionNotFoundError      session_not_found
     │   ├── SessionExistsError        session_exists
     │   ├── SessionBusyError          session_busy

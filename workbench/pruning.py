@@ -6,6 +6,7 @@ was when looked at. The room that its checkpoints take in the store is free once
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,8 +20,13 @@ from workbench.review.pending import pending
 from workbench.sandbox import leftovers
 from workbench.sessions import GIT, Session, WorkspaceSessions, survey, survey_session
 from workbench.state import Standing, StateDirectory, WorkspaceDirectory
+from workbench.vfs import lockfile
 from workbench.vfs.measure import measure
 from workbench.vfs.session import OverlayDirectory
+
+IN_USE = "It's in use by another process."
+USED_MEANWHILE = "It was used meanwhile."
+UNFINISHED = "A commit or a rewind of it was cut short: the next command in it completes that."
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ def prune(state: StateDirectory, plan: Prunable, before_ns: int) -> Prunable:
     kept, failed = list(plan.kept), list(plan.failed)
     for old in plan.sessions:
         try:
-            reason = _remove_session(state, old, before_ns)
+            reason = remove_session(state, old, before_ns)
         except (WorkbenchError, OSError) as error:
             failed.append(error)
         else:
@@ -117,7 +123,7 @@ def prune(state: StateDirectory, plan: Prunable, before_ns: int) -> Prunable:
 
 def _look(workspace: WorkspaceSessions, before_ns: int, with_changes: bool) -> Prunable:
     old = [
-        Old(workspace, session, _reason(workspace, session, with_changes))
+        Old(workspace, session, why_kept(workspace, session, with_changes))
         for session in workspace.sessions
         if session.touched_ns < before_ns
     ]
@@ -134,22 +140,24 @@ def _look(workspace: WorkspaceSessions, before_ns: int, with_changes: bool) -> P
     return Prunable(sessions, kept, commits, emptied)
 
 
-def _reason(workspace: WorkspaceSessions, session: Session, with_changes: bool) -> str:
+def why_kept(workspace: WorkspaceSessions, session: Session, with_changes: bool) -> str:
+    """Why a session can't be removed as it is, empty where it can. Raises OSError, StateError."""
     if session.problem or workspace.standing is None:
         return session.problem or workspace.problem
     if session.running:
         return "Its sandbox runs."
     if session.busy:
-        return "It's in use by another process."
-    if _is_unfinished(workspace.directory, session):
-        return "A commit or a rewind of it was cut short: the next command in it completes that."
+        return IN_USE
+    if is_unfinished(workspace, session):
+        return UNFINISHED
     if session.holds and not with_changes:
         return "It holds what was never landed."
     return ""
 
 
-def _is_unfinished(directory: str, session: Session) -> bool:
-    commits = os.path.join(directory, "commits")
+def is_unfinished(workspace: WorkspaceSessions, session: Session) -> bool:
+    """Whether a commit or a rewind of a session was cut short. Raises OSError, StateError."""
+    commits = os.path.join(workspace.directory, "commits")
     return (
         pending(commits)
         or restore.pending(os.path.join(session.directory, "upper")) is not None
@@ -158,18 +166,28 @@ def _is_unfinished(directory: str, session: Session) -> bool:
     )
 
 
-def _remove_session(state: StateDirectory, old: Old, before_ns: int) -> str:
-    """Remove a session; empty, or why it was kept."""
+def remove_session(state: StateDirectory, old: Old, before_ns: int) -> str:
+    """Remove a session that wasn't used since a moment, in ns since the epoch; empty, or why it was kept.
+
+    Raises StateError, SandboxError, OSError.
+    """
     workspace = WorkspaceDirectory.read(old.workspace.directory)
     overlay = OverlayDirectory.open(old.session.directory)
-    try:
-        lock = overlay.take_lock()
-    except OverlayError:
-        return "It's in use by another process."
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            held.callback(overlay.take_lock().close)
+        except OverlayError:
+            return IN_USE
         now = survey_session(workspace, old.session.name)
         if now.problem or now.touched_ns >= before_ns or (now.holds and not old.session.holds):
-            return now.problem or "It was used meanwhile."
+            return now.problem or USED_MEANWHILE
+        locks = _conversation_locks(now)
+        for path in locks:
+            with contextlib.suppress(FileNotFoundError):
+                fd = lockfile.take(path)
+                if fd < 0:
+                    return IN_USE
+                held.callback(os.close, fd)
         image = overlay.record().image
         leftovers.unmount(overlay, state.id)
         # First: a session without checkpoints can be pruned again, checkpoints without a session can't.
@@ -177,14 +195,24 @@ def _remove_session(state: StateDirectory, old: Old, before_ns: int) -> str:
             with CheckpointStore(workspace.checkpoints) as store:
                 for name in (f"{now.name}/{GIT}", now.name):
                     store.drop_session(name)
-        conversation = workspace.conversation_path(now.name)
-        if os.path.isdir(conversation):
-            _remove(state, conversation)
+        if os.path.isdir(now.conversation):
+            _remove(state, now.conversation)
+        for path in locks:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         aside = state.set_aside(overlay.path)
-    finally:
-        lock.close()
     leftovers.remove_tree(aside, image=image)
     return ""
+
+
+def _conversation_locks(session: Session) -> list[str]:
+    """The files that whoever is at the session's conversation holds locked: its run, or what changes it otherwise."""
+    directory, name = os.path.split(session.conversation)
+    with contextlib.suppress(FileNotFoundError):
+        kinds = sorted(kind for kind in os.listdir(directory) if kind.startswith("."))
+        paths = [os.path.join(directory, kind, f"{name}.lock") for kind in kinds]
+        return [path for path in paths if os.path.isfile(path)]
+    return []
 
 
 def _old_commits(workspace: WorkspaceSessions, before_ns: int, gone: set[str]) -> Iterator[OldCommit]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from workbench import warm
 from workbench.checkpoints.store import CheckpointStore
-from workbench.errors import WorkbenchError
+from workbench.errors import OptionsError, WorkbenchError
 from workbench.protocol.records import OverlayRecord, WorkspaceRecord
 from workbench.sandbox import runtime
 from workbench.state import Standing, StateDirectory, WorkspaceDirectory
@@ -36,15 +36,17 @@ GIT = "git"
 class Session:
     """One session.
 
-    `directory` is its overlay's. `touched_ns` is when it was last used, 0 where that isn't known. `upper` is what it
-    takes and has outside of the checkpoints; `changes` how many of it would be shown, None where nobody has counted
-    since it last changed. `checkpoint_bytes` is its share of the packs; big files, which sessions may share, are only in
-    what its workspace's store takes. `backend` is what its sandbox is, or last was. `running` says that it runs;
-    `busy`, that another process is at the overlay. `problem` is empty, or a sentence.
+    `directory` is its overlay's; `conversation` that of its conversation, whether there is one or not, empty where none can
+    be. `touched_ns` is when it was last used, 0 where that isn't known. `upper` is what it takes and has outside of the
+    checkpoints; `changes` how many of it would be shown, None where nobody has counted since it last changed.
+    `checkpoint_bytes` is its share of the packs; big files, which sessions may share, are only in what its workspace's store
+    takes. `backend` is what its sandbox is, or last was. `running` says that it runs; `busy`, that another process is at the
+    overlay. `problem` is empty, or a sentence; where not `readable` it's of the overlay itself.
     """
 
     name: str
     directory: str
+    conversation: str = ""
     touched_ns: int = 0
     upper: Measured = field(default_factory=Measured)
     changes: int | None = None
@@ -54,6 +56,7 @@ class Session:
     running: bool = False
     busy: bool = False
     problem: str = ""
+    readable: bool = True
 
     @property
     def holds(self) -> bool:
@@ -98,8 +101,8 @@ def survey(state: StateDirectory, *, root: bytes | None = None, limit: int | Non
     ]
 
 
-def survey_workspace(path: str, *, limit: int | None = _LIMIT) -> WorkspaceSessions:
-    """One workspace, by its directory in the state directory; `limit` as of `survey`."""
+def survey_workspace(path: str, *, limit: int | None = _LIMIT, only: str | None = None) -> WorkspaceSessions:
+    """One workspace, by its directory in the state directory; `limit` as of `survey`, with `only` that session alone."""
     problem, standing = "", None
     try:
         workspace = WorkspaceDirectory.read(path)
@@ -121,7 +124,7 @@ def survey_workspace(path: str, *, limit: int | None = _LIMIT) -> WorkspaceSessi
             problem = problem or _sentence(error)
     sessions = tuple(
         replace(session, problem=session.problem or problems.get(session.name, ""))
-        for session in (_session(workspace, name, kept, limit) for name in workspace.sessions())
+        for session in (_session(workspace, name, kept, limit) for name in workspace.sessions() if only in (None, name))
     )
     return WorkspaceSessions(path, workspace.root, standing, sessions, store, problem)
 
@@ -131,16 +134,21 @@ def survey_session(workspace: WorkspaceDirectory, name: str) -> Session:
     return _session(workspace, name, {}, None)
 
 
-def names(root: bytes) -> list[str]:
-    """The names of a real directory's sessions, at the cost of a few system calls; none where it has none."""
+def named(name: str | None = None, root: bytes | None = None) -> list[tuple[str, str]]:
+    """Every session's name with the directory of its workspace, sorted, at the cost of a few system calls.
+
+    With `name` only sessions of that name, with `root` only those of that real directory; a workspace that has the same
+    one as another can be told by its own directory.
+    """
     base = os.path.join(os.path.realpath(warm.default_state_path()), "workspaces")
-    found: set[str] = set()
+    found: list[tuple[str, str]] = []
     with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(base):
-            if linked_root(os.path.join(base, name)) == root:
+        for entry in os.listdir(base):
+            path = os.path.join(base, entry)
+            if root in (None, linked_root(path), os.fsencode(path)):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    found.update(os.listdir(os.path.join(base, name, "overlays")))
-    return sorted(found)
+                    found += [(each, path) for each in os.listdir(os.path.join(path, "overlays"))]
+    return sorted(each for each in found if name in (None, each[0]))
 
 
 def linked_root(path: str) -> bytes:
@@ -155,11 +163,14 @@ def _session(workspace: WorkspaceDirectory, name: str, kept: dict[str, _Kept], l
     overlay = OverlayDirectory(workspace.overlay_path(name))
     own, git = kept.get(name, _Kept()), kept.get(f"{name}/{GIT}", _Kept())
     session = Session(name, overlay.path, checkpoints=own.checkpoints, checkpoint_bytes=own.size + git.size)
+    # What isn't the name of a session has no conversation, either.
+    with contextlib.suppress(OptionsError):
+        session = replace(session, conversation=workspace.conversation_path(name))
     try:
         upper = _layers(overlay, limit)
         locked = overlay.is_locked()
     except OSError as error:
-        return replace(session, problem=_sentence(error, "It has no upper layer."))
+        return replace(session, problem=_sentence(error, "It has no upper layer."), readable=False)
     session = replace(
         session,
         upper=upper,
@@ -170,7 +181,7 @@ def _session(workspace: WorkspaceDirectory, name: str, kept: dict[str, _Kept], l
     try:
         record = overlay.record()
     except (WorkbenchError, OSError) as error:
-        return replace(session, problem=_sentence(error))
+        return replace(session, problem=_sentence(error), readable=False)
     return replace(session, backend=record.backend, changes=_changes(overlay, record, upper))
 
 

@@ -22,7 +22,8 @@ from tests.sandbox.users import ordinary_user
 from tests.trees import make_tree, snapshot
 from tests.waiting import wait_until
 from workbench.checkpoints.store import CheckpointStore
-from workbench.protocol.reports import PruneReport, PurgeReport
+from workbench.protocol.reports import PurgeReport
+from workbench.protocol.session_reports import PruneReport
 from workbench.pruning import prunable, prune
 from workbench.state import StateDirectory
 from workbench.vfs.session import OverlayDirectory

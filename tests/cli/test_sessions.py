@@ -17,7 +17,7 @@ from tests.cli.conftest import Prompt
 from tests.cli.terminals import terminal
 from tests.conftest import ROOT
 from tests.trees import make_tree, snapshot
-from workbench.protocol.reports import SessionsReport
+from workbench.protocol.session_reports import SessionsReport
 from workbench.sessions import survey
 from workbench.state import StateDirectory
 from workbench.workspace import Workspace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,7 +13,7 @@ import anyio
 
 from workbench.errors import LockError
 from workbench.protocol.session_ids import file_name
-from workbench.vfs import paths
+from workbench.vfs import lockfile, paths
 from workbench.vfs.statefile import make_directory
 
 _POLL = 0.02
@@ -95,7 +94,7 @@ class FileLocker:
         path = self._path(session_id)
         self._local.forget(session_id)
         with _lock_errors(path), contextlib.suppress(FileNotFoundError):
-            fd = _try(path, os.O_RDWR)
+            fd = lockfile.take(path)
             if fd >= 0:
                 try:
                     os.unlink(path)
@@ -111,27 +110,11 @@ async def _take(path: str) -> int:
     while True:
         with _lock_errors(path):
             make_directory(os.path.dirname(path))
-            fd = _try(path, os.O_RDWR | os.O_CREAT)
+            fd = lockfile.take(path, os.O_RDWR | os.O_CREAT)
         if fd >= 0:
             return fd
         # Nothing tells of a lock that gets free but a thread that waits for it, which can't be cancelled.
         await anyio.sleep(_POLL)
-
-
-def _try(path: str, flags: int) -> int:
-    """The locked file, -1 where another holds it or has just removed it. Raises OSError."""
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return -1
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ _REFUSALS = frozenset(
         "unresolved_conflicts",
         "policy_denied",
         "confirmation_required",
+        "changes_not_landed",
     }
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)

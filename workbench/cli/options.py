@@ -41,7 +41,7 @@ def _session_names(context: typer.Context, incomplete: str) -> list[str]:
     """For a shell: the sessions of the workspace that the line so far names."""
     try:
         root = os.path.realpath(workspace_path(context.params.get("workspace")))
-        return [name for name in sessions.names(root) if name.startswith(incomplete)]
+        return [name for name, _ in sessions.named(root=root) if name.startswith(incomplete)]
     except OSError:
         return []
 

@@ -15,10 +15,11 @@ from workbench.cli import output
 from workbench.cli.failure import EXIT_ERROR, find_error
 from workbench.cli.options import Context, JsonOption, QuietOption, WorkspaceOption, failing, run, workspace_path
 from workbench.cli.report import error_fields
-from workbench.cli.sessions import age, changes, session_report
+from workbench.cli.session_list import age, contents, session_report
 from workbench.cli.travel import purge_paths
 from workbench.errors import OptionsError, StateError, WorkbenchError
-from workbench.protocol.reports import PathReport, PrunedCommitReport, PrunedSessionReport, PruneReport
+from workbench.protocol.reports import PathReport
+from workbench.protocol.session_reports import PrunedCommitReport, PrunedSessionReport, PruneReport
 from workbench.pruning import Old, Prunable, prunable, prune
 from workbench.state import StateDirectory
 
@@ -98,7 +99,7 @@ def _confirm(held: tuple[Old, ...], *, can_ask: bool) -> None:
             hint="Look with --dry-run and `workbench diff --session NAME`, then say --yes.",
         )
     for old in held:
-        output.say(f"{_named(old)} holds {_contents(old)}, which would be lost")
+        output.say(f"{_named(old)} holds {contents(old.session)}, which would be lost")
     if not typer.confirm(f"Remove {sessions} with what they hold?", err=True):
         raise typer.Exit(EXIT_ERROR)
 
@@ -106,7 +107,7 @@ def _confirm(held: tuple[Old, ...], *, can_ask: bool) -> None:
 def _say(found: Prunable, dry_run: bool) -> None:
     would = "would remove" if dry_run else "removed"
     for old in found.sessions:
-        lost = f", with {_contents(old)} never landed" if old.session.holds else ""
+        lost = f", with {contents(old.session)} never landed" if old.session.holds else ""
         output.say(f"{would} {_named(old)}{lost}")
     for old in found.kept:
         output.say(f"kept {_named(old)}: {old.reason}")
@@ -121,12 +122,6 @@ def _say(found: Prunable, dry_run: bool) -> None:
 def _named(old: Old) -> str:
     last = age(time.time_ns() - old.session.touched_ns) if old.session.touched_ns else "?"
     return f"session {old.session.name} of {output.path(old.workspace.root)} (last used {last} ago)"
-
-
-def _contents(old: Old) -> str:
-    counted = old.session.changes
-    files = output.count(old.session.upper.files, "file")
-    return f"{changes(old.session)} changes" if counted is None else f"{output.count(counted, 'change')} ({files})"
 
 
 def _report(found: Prunable, dry_run: bool) -> PruneReport:

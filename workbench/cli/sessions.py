@@ -1,137 +1,186 @@
-"""`sessions`: every session of this user, whatever became of its directory."""
+"""`sessions`: every session of this user, whatever became of its directory, and what is done to one by its name."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from functools import partial
+from typing import Annotated
 
-from rich.console import Console
-from rich.filesize import decimal
-from rich.table import Table
-from rich.text import Text
+import anyio
+import typer
 
 from workbench.cli import output
-from workbench.cli.options import JsonOption, WorkspaceOption, failing, workspace_path
-from workbench.protocol.reports import PathReport, SandboxReport, SessionReport, SessionsReport, StoreReport
+from workbench.cli.failure import EXIT_ERROR, find_error
+from workbench.cli.options import JsonOption, QuietOption, WorkspaceOption, failing, workspace_path
+from workbench.cli.session_list import contents, conversation, session_report, show_all, titled
+from workbench.cli.session_names import NameArgument, find
+from workbench.cli.session_show import Format, detail_of, document, print_session, report
+from workbench.deletion import collect, require_removable
+from workbench.deletion import delete as remove
+from workbench.errors import OptionsError, StateError, WorkbenchError
+from workbench.protocol.reports import PathReport
+from workbench.protocol.session_reports import DeletedReport, RenamedReport
 from workbench.sessions import Session, WorkspaceSessions, survey
-from workbench.state import Standing, StateDirectory
-from workbench.vfs import paths
-from workbench.vfs.measure import Measured
+from workbench.state import StateDirectory
 
-_STANDING = {
-    Standing.MISSING: "missing: deleted, moved, or its disk isn't there",
-    Standing.REPLACED: "another directory is there now",
-    Standing.UNREACHABLE: "can't be reached",
-    Standing.LET_GO: "let go of",
-    None: "record unreadable",
-}
-_AGES = (("d", 86400), ("h", 3600), ("min", 60))
+sessions = typer.Typer()
 
 
-def sessions(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """List all sessions: where they work, how old and how big they are, what they hold, what runs.
+@sessions.callback(invoke_without_command=True)
+def default(context: typer.Context, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
+    """List all sessions, look at one, export its conversation, rename or delete it.
+
+    A session is an overlay and, where an agent worked on it, the conversation. By itself this lists those of every workspace
+    of this user; with -w those of one.
+    """
+    if context.invoked_subcommand is None:
+        show_list(workspace=workspace, json=json)
+        return
+    # Said before a command's name they mean the same as after it.
+    assert isinstance(context.command, typer.core.TyperGroup)
+    context.default_map = {name: {"workspace": workspace, "json": json} for name in context.command.commands}
+
+
+@sessions.command("list")
+def show_list(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
+    """List all sessions: where they work, how old and how big they are, what they hold, what runs, what was talked about.
 
     Those of every workspace of this user; with -w those of one. Nothing is started, and no workspace is searched through.
     """
     with failing(json):
         root = None if workspace is None else os.path.realpath(workspace_path(workspace))
         found = survey(StateDirectory.open(), root=root)
-    now = time.time_ns()
-    if json:
-        output.write_json(_report(found, now))
-    elif not any(each.sessions for each in found):
-        output.say("there are no sessions yet: workbench exec -- COMMAND starts one")
-    else:
-        _print(found, now)
+    show_all(found, json=json)
 
 
-def _report(found: list[WorkspaceSessions], now_ns: int) -> SessionsReport:
-    return SessionsReport(
-        sessions=tuple(session_report(each, session, now_ns) for each in found for session in each.sessions),
-        workspaces=tuple(
-            StoreReport(
-                workspace=PathReport.of(each.root),
-                standing=None if each.standing is None else each.standing.value,
-                directory=each.directory,
-                size=each.store.size,
-                complete=each.store.complete,
-                problem=each.problem or None,
+@sessions.command()
+def show(
+    name: NameArgument,
+    messages: Annotated[
+        bool, typer.Option("--messages", metavar="", help="Instead, print the whole conversation.")
+    ] = False,
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one session: where it works, what it holds, what was said last in its conversation, and what to do next."""
+    with failing(json):
+        if messages and json:
+            raise OptionsError(
+                "--messages and --json can't be said together.", hint="`sessions export --format json` prints all."
             )
-            for each in found
-        ),
-    )
+        found, session = find(name, workspace)
+        if messages:
+            print(anyio.run(document, session, Format.MARKDOWN))
+        elif json:
+            output.write_json(report(found, session))
+        else:
+            print_session(found, session)
 
 
-def session_report(workspace: WorkspaceSessions, session: Session, now_ns: int) -> SessionReport:
-    """What programs get of one session."""
-    state = "running" if session.running else "busy" if session.busy else "stopped"
-    return SessionReport(
-        session=paths.display(os.fsencode(session.name)),
-        workspace=PathReport.of(workspace.root),
-        standing=None if workspace.standing is None else workspace.standing.value,
-        age_s=max(0, now_ns - session.touched_ns) / 1e9 if session.touched_ns else None,
-        changes=session.changes,
-        entries=session.upper.files,
-        upper_size=session.upper.size,
-        complete=session.upper.complete,
-        checkpoints=session.checkpoints,
-        checkpoint_size=session.checkpoint_bytes,
-        sandbox=SandboxReport(backend=session.backend, state=state),
-        problem=session.problem or None,
-    )
+@sessions.command()
+def export(
+    name: NameArgument,
+    form: Annotated[
+        Format, typer.Option("--format", help="Markdown, one HTML file that loads nothing, or all of it as JSON.")
+    ] = Format.MARKDOWN,
+    file: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Where to, a new file; else to stdout.")
+    ] = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Export the conversation of a session as a document."""
+    with failing(False):
+        _, session = find(name, workspace)
+        if form is Format.JSON and file is None:
+            output.write_json(detail_of(session))
+            return
+        text = anyio.run(document, session, form)
+        if file is None:
+            sys.stdout.write(text)
+            return
+        with open(file, "x", encoding="utf-8") as written:
+            written.write(text)
+    output.say(f"{output.path(os.fsencode(file))} is written")
 
 
-def _print(found: list[WorkspaceSessions], now_ns: int) -> None:
-    rows = [_row(workspace, session, now_ns) for workspace in found for session in workspace.sessions]
-    head = ("SESSION", "WORKSPACE", "AGE", "CHANGES", "SIZE", "CHECKPOINTS", "SANDBOX", "")
-    if sys.stdout.isatty():
-        table = Table(box=None, pad_edge=False)
-        for number, name in enumerate(head):
-            table.add_column(name, justify="right" if number in (2, 3, 4) else "left", no_wrap=number in (2, 3, 4))
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        Console(no_color=not output.colours()).print(table)
-    else:
-        for row in (head, *rows):
-            print("\t".join(row).rstrip("\t"))
-    for workspace in found:
-        said = f"{output.path(workspace.root)}: {size(workspace.store)} of checkpoints"
-        output.say(f"{said} ({workspace.problem})" if workspace.problem else said)
+@sessions.command()
+def rename(
+    name: NameArgument,
+    title: Annotated[str, typer.Argument(metavar="TITLE", help="What its conversation is called in the list.")],
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Give the conversation of a session another title; the session keeps its NAME, by which its files are kept."""
+    from workbench.agent.titles import rename_stored  # what agents need takes a while to import
+
+    with failing(json):
+        found, session = find(name, workspace)
+        detail_of(session)
+        title = anyio.run(rename_stored, found.directory, session.name, " ".join(title.split()))
+    if json:
+        output.write_json(RenamedReport(session=session.name, workspace=PathReport.of(found.root), title=title))
+    elif not quiet:
+        output.say(f"session {session.name} is titled {title}")
 
 
-def _row(workspace: WorkspaceSessions, session: Session, now_ns: int) -> tuple[str, ...]:
-    running = session.backend or "running" if session.running else "busy" if session.busy else "-"
-    share = f"{session.checkpoints:,} ({decimal(session.checkpoint_bytes)})" if session.checkpoints else "-"
-    notes = [_STANDING[workspace.standing]] if workspace.standing is not Standing.HERE else []
-    return (
-        paths.display(os.fsencode(session.name)),
-        output.path(workspace.root) if workspace.root else "?",
-        age(now_ns - session.touched_ns) if session.touched_ns else "?",
-        changes(session),
-        size(session.upper),
-        share,
-        running,
-        "; ".join([*notes, *filter(None, [session.problem])]),
-    )
+@sessions.command()
+def delete(
+    name: NameArgument,
+    with_changes: Annotated[
+        bool, typer.Option("--with-changes", metavar="", help="Also if it holds what was never landed.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Don't ask.")] = False,
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Remove a session: its overlay, its checkpoints and its conversation. The real workspace isn't touched.
+
+    What was never landed is only removed with --with-changes. Its sandbox ends, unless something runs in it: then nothing is
+    removed. What it landed stays, and can be reverted.
+    """
+    with failing(json):
+        found, session = find(name, workspace)
+        require_removable(found, session, with_changes=with_changes)
+        if not yes:
+            _confirm(found, session, can_ask=sys.stdin.isatty() and not json)
+        removed = DeletedReport(**dict(session_report(found, session, time.time_ns())))
+        anyio.run(partial(remove, StateDirectory.open(), found, session, with_changes=with_changes))
+        _collect(found, quiet=json or quiet)
+    if json:
+        output.write_json(removed)
+    elif not quiet:
+        output.say(f"removed session {session.name} of {output.path(found.root)}")
 
 
-def changes(session: Session) -> str:
-    """How many changes, or, where nobody counted them, that the overlay holds something."""
-    if session.changes is not None:
-        return f"{session.changes:,}"
-    return f"? ({output.count(session.upper.files, 'file')}{'' if session.upper.complete else ' or more'})"
+def _collect(found: WorkspaceSessions, *, quiet: bool) -> None:
+    """The session has gone: what goes wrong here is said, and no more than that."""
+    try:
+        collect(found)
+    except (WorkbenchError, OSError) as raised:
+        error = find_error(raised)
+        if error is not None and not quiet:
+            output.say("the contents of its checkpoints stay until the store is put together again")
+            output.error(error, as_json=False)
 
 
-def size(measured: Measured) -> str:
-    """What a tree takes; `at least` where it wasn't measured whole."""
-    return f"{'' if measured.complete else 'at least '}{decimal(measured.size)}"
-
-
-def age(nanoseconds: int) -> str:
-    """`3 d`, in the largest unit of which there is one."""
-    seconds = max(0, nanoseconds) // 1_000_000_000
-    for unit, length in _AGES:
-        if seconds >= length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
+def _confirm(found: WorkspaceSessions, session: Session, *, can_ask: bool) -> None:
+    what = f"Session {session.name} of {output.path(found.root)}"
+    if not can_ask:
+        raise StateError(
+            f"{what} would be removed, and nothing brings it back.",
+            code="confirmation_required",
+            hint=f"Look with `workbench sessions show {session.name}`, then say --yes.",
+        )
+    talk = conversation(session)
+    held = [
+        f"{contents(session)} that {'was' if session.changes == 1 else 'were'} never landed" if session.holds else "",
+        output.count(session.checkpoints, "checkpoint") if session.checkpoints else "",
+        f"the conversation {titled(talk)}" if talk is not None else "",
+    ]
+    output.say(f"{what} holds {', '.join(filter(None, held)) or 'nothing'}")
+    if not typer.confirm("Remove it for good?", err=True):
+        raise typer.Exit(EXIT_ERROR)

@@ -481,54 +481,6 @@ class DoctorReport(Frozen):
     leftovers: tuple[LeftoverReport, ...] = ()
 
 
-class SessionReport(Frozen):
-    """One session. Sizes are in bytes, on the disk; `age_s` is in seconds since it was last used, None where unknown.
-
-    `standing` says of the workspace: `here`, `missing` (deleted, moved, or its disk isn't there), `replaced` (another
-    directory is there now), `unreachable`, `let_go` (the old one of such a directory was given up), None where the record
-    can't be read. `changes` is None where nobody counted them since they last changed: `entries` is then how many files,
-    links and deletions the overlay has, notes and ignored ones too. `upper_size` and `entries` are at least that where not
-    `complete`. `checkpoint_size` is its share of the packs. `sandbox` is as in `StatusReport`, with the state `busy` where
-    another process has the overlay.
-    `problem` is None, or a sentence.
-    """
-
-    session: str
-    workspace: PathReport
-    standing: str | None
-    age_s: float | None
-    changes: int | None
-    entries: int
-    upper_size: int
-    complete: bool
-    checkpoints: int
-    checkpoint_size: int
-    sandbox: SandboxReport
-    problem: str | None = None
-
-
-class StoreReport(Frozen):
-    """A workspace in the state directory; `size` is what its checkpoints take, at least that where not `complete`.
-
-    `standing` and `problem` are as in `SessionReport`.
-    """
-
-    workspace: PathReport
-    standing: str | None
-    directory: str
-    size: int
-    complete: bool
-    problem: str | None = None
-
-
-class SessionsReport(Frozen):
-    """`workbench sessions --json`."""
-
-    version: int = 1
-    sessions: tuple[SessionReport, ...]
-    workspaces: tuple[StoreReport, ...]
-
-
 class EntryReport(PathReport):
     """An entry of the merged view: `path` is from the workspace's root, `mode` an octal string of all 16 bits.
 
@@ -550,37 +502,6 @@ class ListReport(Frozen):
     version: int = 1
     path: PathReport
     entries: tuple[EntryReport, ...]
-
-
-class PrunedSessionReport(SessionReport):
-    """A session that was old enough; `reason` says why it was kept, None where it wasn't."""
-
-    reason: str | None = None
-
-
-class PrunedCommitReport(Frozen):
-    """A commit that landed long ago, of which only what a revert needs was left; `size` is what that took."""
-
-    commit_id: str
-    workspace: PathReport
-    size: int
-
-
-class PruneReport(Frozen):
-    """`workbench prune --json`: what was removed, or with `dry_run` what would be, in bytes `freed`.
-
-    `kept` are sessions that are old enough, each with a `reason`. `workspaces` are those of which nothing was left and
-    whose directory is gone. `failed` are errors: what each is about stays, at least in part.
-    """
-
-    version: int = 1
-    dry_run: bool
-    removed: tuple[PrunedSessionReport, ...]
-    kept: tuple[PrunedSessionReport, ...]
-    commits: tuple[PrunedCommitReport, ...]
-    workspaces: tuple[PathReport, ...]
-    freed: int
-    failed: tuple[dict[str, str | None], ...] = ()
 
 
 class PurgedReport(PathReport):

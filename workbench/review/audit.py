@@ -58,7 +58,8 @@ class AuditLog:
     ) -> None:
         """Add a line; it's on disk when this returns. Raises OSError.
 
-        `action` is `commit`, `revert`, `branch`, `refusal`, `discard`, `rewind` or `redo`; `code` is an error's.
+        `action` is `commit`, `revert`, `branch`, `refusal`, `discard`, `rewind`, `redo`, or `delete` of the session itself;
+        `code` is an error's.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(self._path, flags, 0o600)

@@ -202,6 +202,10 @@ class KeeperClient(SupervisorConnection):
         """
         return await self._stop({"force": force, "reason": reason})
 
+    async def stop_if_idle(self) -> None:
+        """As `stop`, but only where nothing runs and nobody else is connected: else SandboxError (sandbox_busy)."""
+        await self._stop({"idle": True, "reason": "stop"})
+
     async def _stop(self, content: frames.Json) -> tuple[JobFacts, ...]:
         from workbench.sandbox.facts import JobFacts
 

@@ -565,6 +565,14 @@ class Keeper:
             self._idle = asyncio.get_running_loop().call_later(seconds, self._end, "idle")
 
     def _asked_to_stop(self, client: _Client, number: int, content: frames.Json) -> None:
+        if content.get("idle") and not self._stopping and (self._routes or len(self._clients) > 1):
+            error = SandboxError(
+                "Something runs in the sandbox, or somebody is just about to.",
+                code="sandbox_busy",
+                hint="Wait for its end, or end it: `workbench ps` lists what runs.",
+            )
+            client.send(frames.encode_json(frames.FAILED, number, frames.failure_content(error)))
+            return
         shells = [route for route in self._jobs.running().values() if route.tty and route.is_attached]
         if shells and not content.get("force") and not content.get("drain") and not self._stopping:
             error = SandboxError(

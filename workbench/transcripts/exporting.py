@@ -5,12 +5,23 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from workbench.transcripts.folding import fold
 from workbench.transcripts.models import MAIN_LANE, CallRecord, Transcript, TranscriptEvent
 
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+
 _SAID = {"prompt": "User", "reply": "Agent", "reasoning": "Reasoning", "compaction": "Compacted", "notice": "Notice"}
 _BACKTICKS = re.compile(r"`+")
+# A title's or a name's; an underscore within a word is none, and around one it does no harm.
+_MARKUP = re.compile(r"[\\\\`*\[\]<>!&#|~]")
+_WILD = frozenset(("html_block", "html_inline", "image"))
+# To the web, to somebody, or to a place beside the document: no other scheme.
+_LINK = re.compile(r"(?:https?|mailto):|[^:]*(?:[/?#]|$)", re.IGNORECASE)
+_END = "here it ends"
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
 pre { overflow-x: auto; background: #8881; padding: .5rem; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -20,18 +31,32 @@ pre { overflow-x: auto; background: #8881; padding: .5rem; white-space: pre-wrap
 
 
 def to_markdown(transcript: Transcript) -> str:
-    """Prompts, replies and tool calls in their order; what the agent put before the model by itself is left out."""
+    """Prompts, replies and tool calls in their order; what the agent put before the model by itself is left out.
+
+    A text that holds HTML, images or links that aren't to the web, that would run on into what follows, or that has headings
+    like those between the texts, is shown as it was written.
+    """
+    from markdown_it import MarkdownIt  # only for this
+
+    parser = MarkdownIt("commonmark")
+    # Else a link that it wouldn't make is text to it, and a link to who reads the document.
+    parser.validateLink = lambda url: True  # type: ignore[method-assign]
     calls = {call.id: call for call in transcript.tool_calls}
-    parts = [f"# {_title(transcript)}", *(f"- {line}" for line in _about(transcript)), ""]
+    parts = [f"# {_escaped(_title(transcript))}", "", *(f"- {_escaped(line)}" for line in _about(transcript)), ""]
     lane = MAIN_LANE
     for event in _shown(transcript):
         if event.lane != lane:
             lane = event.lane
-            parts += [f"---\n\nLane: {lane}", ""]
+            parts += [f"---\n\nLane: {_escaped(lane)}", ""]
         if event.kind == "tool_call":
             parts += [_call_in_markdown(calls[event.call_id or ""]), ""]
         else:
-            parts += [f"## {_heading(event)}", "", event.text, ""]
+            parts += [
+                f"## {_heading(event)}",
+                "",
+                event.text if _is_tame(parser, event.text) else _fenced(event.text),
+                "",
+            ]
     return "\n".join(parts)
 
 
@@ -95,11 +120,33 @@ def _outcome(call: CallRecord) -> str:
 
 
 def _call_in_markdown(call: CallRecord) -> str:
-    parts = [f"**{call.name or 'tool'}** ({_outcome(call)})"]
-    for text in filter(None, (call.arguments, call.result)):
-        fence = "`" * max(3, 1 + max(map(len, _BACKTICKS.findall(text)), default=0))
-        parts.append(f"{fence}\n{text}\n{fence}")
-    return "\n\n".join(parts)
+    parts = [f"**{_escaped(call.name or 'tool')}** ({_outcome(call)})"]
+    return "\n\n".join([*parts, *map(_fenced, filter(None, (call.arguments, call.result)))])
+
+
+def _fenced(text: str) -> str:
+    fence = "`" * max(3, 1 + max(map(len, _BACKTICKS.findall(text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
+
+
+def _escaped(text: str) -> str:
+    """On one line, and nothing but text to Markdown."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+def _is_tame(parser: MarkdownIt, text: str) -> bool:
+    """Whether a text is Markdown that runs nothing, loads nothing, and ends where it ends."""
+    environment: dict[str, object] = {}
+    tokens = parser.parse(f"{text}\n\n{_END}\n", environment)
+    last = tokens[-2] if len(tokens) > 2 else None
+    if environment.get("references") or last is None or (last.level, last.content) != (1, _END):
+        return False
+    headings = (token for before, token in pairwise(tokens) if before.type == "heading_open")
+    if any(token.content.split(",")[0].strip() in _SAID.values() for token in headings):
+        return False
+    inside = [child for token in tokens for child in (token, *(token.children or ()))]
+    links = (str(token.attrs.get("href")) for token in inside if token.type == "link_open")
+    return all(token.type not in _WILD for token in inside) and all(map(_LINK.match, links))
 
 
 def _call_in_html(call: CallRecord) -> str:
