@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.agent.event_log import EventWriter
 from workbench.agent.history import StoreHistory
-from workbench.agent.options import SessionOptions
 from workbench.agent.session import AgentSession
 from workbench.agent.stores import FileSessionStore
 from workbench.errors import SessionNotFoundError
@@ -19,17 +17,8 @@ async def rename_stored(directory: str, session_id: str, title: str) -> str:
     detail = await store.load(session_id)
     if detail is None:
         raise SessionNotFoundError(f"There is no conversation of session {session_id}.")
-    writer = EventWriter(store.event_log, SessionOptions().logger)
     agent = AgentSession(
-        id=session_id,
-        history=StoreHistory(store),
-        locker=store.locker,
-        detail=detail,
-        seq=await store.event_log.last_seq(session_id),
+        id=session_id, history=StoreHistory(store), locker=store.locker, detail=detail, log=store.event_log
     )
-    agent.subscribe(writer.add)
-    try:
-        await agent.rename(title)
-    finally:
-        await writer.flush()
+    await agent.rename(title)
     return agent.summary().title
