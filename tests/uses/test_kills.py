@@ -227,7 +227,6 @@ def asked(count: int) -> Wait:
 
 def test_after_a_kill_in_a_reply_or_in_a_command_the_session_goes_on_from_its_last_step(agent: Agent) -> None:
     agent.run()
-    agent.killed(asked(1), hold=0)
     agent.killed(asked(4), hold=3)
 
     def in_command(process: subprocess.Popen[bytes], stub: StubModelServer) -> None:
@@ -255,9 +254,8 @@ def test_after_a_kill_at_a_random_moment_the_session_goes_on_and_all_or_nothing_
         wait_until(lambda: agent.event_count >= count or process.poll() is not None, "its end", seconds=SECONDS)
         for_a_while(process, stub, seconds / 4)
 
+    agent.killed(landing, "--commit", "success")
     agent.killed(told)
     agent.killed(told, keeper=True)
     agent.killed(for_a_while)
-    for _ in range(2):
-        agent.killed(landing, "--commit", "success")
     agent.run()
