@@ -60,6 +60,26 @@ def test_opencode_s_subagents_are_lanes(tmp_path: Path) -> None:
     assert {request.id: request.lane for request in transcript.requests} == {"m2": "main", "m9": "s2"}
 
 
+def test_opencode_s_calls_have_times_of_their_own_and_tell_which_file_is_new(tmp_path: Path) -> None:
+    opencode(tmp_path)
+    state = {
+        "status": "completed",
+        "input": {"filePath": "new.py"},
+        "metadata": {"filepath": "/work/project/new.py", "exists": False},
+        "time": {"start": 1772359200006, "end": 1772359200008},
+    }
+    data = json.dumps({"type": "tool", "tool": "write", "callID": "c2", "state": state})
+    execute(tmp_path / "opencode.db", ("INSERT INTO part VALUES ('p6', 'm2', 's1', 1, 1, ?)", (data,)))
+    [head] = heads("opencode", tmp_path)
+    transcript = loaded("opencode", head.ref.path)
+    assert [(edit.path, edit.action) for edit in transcript.edits] == [
+        ("/work/project/a.py", "update"),
+        ("/work/project/new.py", "add"),
+    ]
+    times = [event.at.microsecond // 1000 for event in transcript.events if event.call_id == "c2" and event.at]
+    assert times == [6, 8]
+
+
 def test_a_session_that_a_database_lost_is_not_found(tmp_path: Path) -> None:
     opencode(tmp_path)
     path = f"{tmp_path}/opencode.db#nobody"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any, ClassVar
 
 from workbench.protocol.messages import Usage
@@ -32,8 +33,13 @@ def typed(text: str) -> str:
     return "" if text.startswith(_NOT_TYPED) else text
 
 
-def _text(content: object) -> str:
-    return block_text([content] if isinstance(content, dict) else content)
+def _parts(content: object) -> list[Any]:
+    return [content] if isinstance(content, dict | str) else items(content)
+
+
+def _text(content: object, *, thoughts: bool = False) -> str:
+    """What the parts of a message say, or what they say of the model's thoughts."""
+    return block_text([part for part in _parts(content) if (mapping(part).get("thought") is True) is thoughts])
 
 
 class GeminiCli(FileAdapter):
@@ -144,6 +150,8 @@ class _Pass:
         self._recorder = reading.recorder
         self._recorder.session_id = stem(path)
         self._live: list[str] = []
+        self._known: set[str] = set()
+        self._unanswered: set[str] = set()
 
     async def read(self, path: str, lane: str) -> None:
         self._live = []
@@ -161,8 +169,8 @@ class _Pass:
                 if isinstance(update.get("messages"), list):
                     self._recorder.abandon(self._live)
                     self._live = []
-                    for message in update["messages"]:
-                        self._message(mapping(message), record.source, lane)
+                    for message in map(mapping, update["messages"]):
+                        self._again(message, record.source, lane)
             elif "$rewindTo" in value:
                 self._rewind(string(value["$rewindTo"]), lane)
             elif "type" in value:
@@ -183,24 +191,41 @@ class _Pass:
         self._recorder.abandon(self._live[start:])
         del self._live[start:]
 
+    def _again(self, message: dict[str, Any], source: Source, lane: str) -> None:
+        """A message of a whole new list. One that was told before is told there with less: its calls bare, no usage."""
+        key = f"{lane}:{named(message.get('id'))}"
+        if key not in self._known:
+            self._message(message, source, lane)
+            return
+        self._recorder.begin(key, anew=False)
+        self._recorder.end()
+        self._live.append(key)
+
     def _message(self, message: dict[str, Any], source: Source, lane: str) -> None:
         recorder = self._recorder
         kind, at, id = message.get("type"), moment(message.get("timestamp")), named(message.get("id")) or str(source)
         key = f"{lane}:{id}"
         recorder.begin(key)
+        self._known.add(key)
         if key not in self._live:
             self._live.append(key)
-        text = _text(message.get("content"))
+        content = message.get("content")
+        text = _text(content)
         if kind == "user":
             tell_user(recorder, text, source, lane=lane, at=at, typed=typed)
+            for part in _parts(content):
+                self._answer(mapping(mapping(part).get("functionResponse")), source, lane, at)
         elif kind == "gemini":
             for thought in map(mapping, items(message.get("thoughts"))):
                 said = f"{string(thought.get('subject'))}: {string(thought.get('description'))}".strip(": ")
                 recorder.event("reasoning", source, lane=lane, at=at, text=said)
+            if thinking := _text(content, thoughts=True):
+                recorder.event("reasoning", source, lane=lane, at=at, text=thinking)
             if text:
                 recorder.event("reply", source, lane=lane, at=at, text=text)
-            for number, call in enumerate(map(mapping, items(message.get("toolCalls")))):
-                self._call(call, f"{id}-{number}", source, lane)
+            bare = [part["functionCall"] for part in map(mapping, _parts(content)) if "functionCall" in part]
+            for number, call in enumerate(map(mapping, items(message.get("toolCalls")) or bare)):
+                self._call(call, f"{id}-{number}", source, lane, at)
             if isinstance(message.get("tokens"), dict):
                 model = named(message.get("model"))
                 usage = _usage(message["tokens"])
@@ -209,16 +234,31 @@ class _Pass:
             recorder.event("notice", source, lane=lane, at=at, text=text)
         recorder.end()
 
-    def _call(self, call: dict[str, Any], place: str, source: Source, lane: str) -> None:
-        id, at = named(call.get("id")) or place, moment(call.get("timestamp"))
-        tell_call(self._recorder, id, string(call.get("name")), call.get("args"), source, lane=lane, at=at)
-        status = call.get("status")
-        if status in ("success", "error", "cancelled"):
-            text = ""
-            if self._recorder.keep:
-                shown = call.get("resultDisplay")
-                text = shown if isinstance(shown, str) else json.dumps(call.get("result"), ensure_ascii=False)
-            self._recorder.result(id, source, ok=status == "success", lane=lane, at=at, text=text)
+    def _call(self, call: dict[str, Any], place: str, source: Source, lane: str, at: datetime | None) -> None:
+        recorder = self._recorder
+        id, at = named(call.get("id")) or place, moment(call.get("timestamp")) or at
+        tell_call(recorder, id, string(call.get("name")), call.get("args"), source, lane=lane, at=at)
+        status, shown = call.get("status"), call.get("resultDisplay")
+        if status not in ("success", "error", "cancelled"):
+            self._unanswered.add(id)
+            return
+        text = ""
+        if recorder.keep:
+            text = shown if isinstance(shown, str) else json.dumps(call.get("result"), ensure_ascii=False)
+        recorder.result(id, source, ok=status == "success", lane=lane, at=at, text=text)
+        self._unanswered.discard(id)
+        path = named(mapping(shown).get("filePath"))
+        if path is not None and mapping(shown).get("isNewFile") is True:
+            recorder.forget_edits(id)
+            recorder.edit(path, source, action="add", call_id=id, lane=lane, at=at)
+
+    def _answer(self, answer: dict[str, Any], source: Source, lane: str, at: datetime | None) -> None:
+        """The result that the model was given of a call, where nothing else tells of it."""
+        id, response = string(answer.get("id")), mapping(answer.get("response"))
+        if id in self._unanswered:
+            self._unanswered.discard(id)
+            text = string(response.get("output") or response.get("error"))
+            self._recorder.result(id, source, ok="error" not in response, lane=lane, at=at, text=text)
 
 
 def _usage(tokens: dict[str, Any]) -> Usage:

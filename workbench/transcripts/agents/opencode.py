@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any, ClassVar
 
 from workbench.protocol.messages import Usage
@@ -22,6 +23,7 @@ from workbench.transcripts.models import (
 )
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends, raise_if_cancelled, small_document, walk
+from workbench.transcripts.recorder import Recorder
 from workbench.transcripts.siblings import Siblings
 from workbench.transcripts.sqlite import Database, SqliteAdapter, json_object, split
 from workbench.transcripts.values import count, mapping, moment, money, named, parse_partial, string
@@ -235,14 +237,21 @@ class OpenCode(SqliteAdapter):
             trigger = "auto" if part.get("auto") is True else "manual"
             recorder.compaction(source, lane=lane, at=at, trigger=trigger)
         elif kind == "tool":
-            state = mapping(part.get("state"))
-            id = named(part.get("callID")) or named(part.get("id")) or str(source)
-            tell_call(recorder, id, string(part.get("tool")), state.get("input"), source, lane=lane, at=at)
-            status = state.get("status")
-            if status in ("completed", "success", "error"):
-                ok = status != "error" and mapping(state.get("metadata")).get("exit") in (None, 0)
-                text = string(state.get("output") or state.get("error"))
-                recorder.result(id, source, ok=ok, lane=lane, at=at, text=text)
+            self._tool(recorder, part, source, lane, at)
+
+    def _tool(self, recorder: Recorder, part: dict[str, Any], source: Source, lane: str, at: datetime | None) -> None:
+        state = mapping(part.get("state"))
+        times, about = mapping(state.get("time")), mapping(state.get("metadata"))
+        id = named(part.get("callID")) or named(part.get("id")) or str(source)
+        at = moment(times.get("start")) or at
+        tell_call(recorder, id, string(part.get("tool")), state.get("input"), source, lane=lane, at=at)
+        if state.get("status") in ("completed", "success", "error"):
+            ok = state.get("status") != "error" and about.get("exit") in (None, 0)
+            text = string(state.get("output") or state.get("error"))
+            recorder.result(id, source, ok=ok, lane=lane, at=moment(times.get("end")) or at, text=text)
+        if about.get("exists") is False and (path := named(about.get("filepath"))):
+            recorder.forget_edits(id)
+            recorder.edit(path, source, action="add", call_id=id, lane=lane, at=at)
 
 
 def _typed(part: dict[str, Any]) -> str:

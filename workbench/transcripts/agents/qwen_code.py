@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from workbench.protocol.messages import Usage
 from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, stem
 from workbench.transcripts.messages import tell_call, tell_user
-from workbench.transcripts.models import Capability, Place
+from workbench.transcripts.models import MAIN_LANE, Capability, Lane, Place
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends
 from workbench.transcripts.trees import Branches
@@ -38,6 +38,7 @@ class QwenCode(FileAdapter):
         "edits",
         "usage",
         "times",
+        "lanes",
         "compactions",
     )
     directory = "projects"
@@ -110,6 +111,26 @@ class QwenCode(FileAdapter):
                 recorder.result(id, source, ok=not failed, at=at, text=text)
         elif record.get("subtype") == "chat_compression":
             recorder.compaction(source, at=at)
+        elif record.get("subtype") == "ui_telemetry":
+            self._aside(reading, record, source)
+
+    def _aside(self, reading: Reading, record: dict[str, Any], source: Place) -> None:
+        """A response that a subagent got, of which nothing but what it used is told here."""
+        event = mapping(mapping(record.get("systemPayload")).get("uiEvent"))
+        name = named(event.get("subagent_name"))
+        lane = named(event.get("subagent_id")) or name
+        if lane is None or event.get("event.name") != "qwen-code.api_response":
+            return
+        reading.recorder.lane(Lane(id=lane, parent=MAIN_LANE, name=name))
+        usage = _usage(
+            event.get("input_token_count"),
+            event.get("output_token_count"),
+            event.get("thoughts_token_count"),
+            event.get("cached_content_token_count"),
+            event.get("total_token_count"),
+        )
+        id, at = named(record.get("uuid")) or str(source.offset), moment(record.get("timestamp"))
+        reading.recorder.request(id, source, lane=lane, at=at, model=named(event.get("model")), usage=usage)
 
     def _reply(self, reading: Reading, record: dict[str, Any], parts: list[dict[str, Any]], source: Place) -> None:
         recorder, at = reading.recorder, moment(record.get("timestamp"))
@@ -123,14 +144,25 @@ class QwenCode(FileAdapter):
                 tell_call(recorder, id, string(call.get("name")), call.get("args"), source, at=at)
         used = record.get("usageMetadata")
         if isinstance(used, dict):
-            thoughts = count(used.get("thoughtsTokenCount"))
-            usage = Usage(
-                input_tokens=count(used.get("promptTokenCount")),
-                output_tokens=count(used.get("candidatesTokenCount")) + thoughts,
-                reasoning_tokens=thoughts,
-                cache_read_tokens=count(used.get("cachedContentTokenCount")),
+            usage = _usage(
+                used.get("promptTokenCount"),
+                used.get("candidatesTokenCount"),
+                used.get("thoughtsTokenCount"),
+                used.get("cachedContentTokenCount"),
+                used.get("totalTokenCount"),
             )
             recorder.request(uuid, source, at=at, model=named(record.get("model")), usage=usage)
+
+
+def _usage(prompt: object, candidates: object, thoughts: object, cached: object, total: object) -> Usage:
+    # A provider of OpenAI's kind counts its thoughts among the candidates, Gemini beside them: the total tells.
+    among = count(total) == count(prompt) + count(candidates)
+    return Usage(
+        input_tokens=count(prompt),
+        output_tokens=count(candidates) + (0 if among else count(thoughts)),
+        reasoning_tokens=count(thoughts),
+        cache_read_tokens=count(cached),
+    )
 
 
 def _title(record: dict[str, Any]) -> str | None:
