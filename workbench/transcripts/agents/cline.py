@@ -22,7 +22,7 @@ _SHOWN, _SENT, _MESSAGES = (
     ".messages.json",
 )
 _ENVIRONMENT = re.compile(r"<environment_details>.*?(</environment_details>|$)", re.DOTALL)
-_TASK = re.compile(r"<(task|user_message|feedback)>(.*?)</\1>", re.DOTALL)
+_TASK = re.compile(r"<(task|user_message|user_input|feedback)(?: [^>]*)?>(.*?)</\1>", re.DOTALL)
 _DIRECTORY = re.compile(rb"Current (?:Working|Workspace) Directory \(([^)\"\\]+)\)")
 _FAILED = ("error", "api_req_failed", "diff_error", "mistake_limit_reached")
 
@@ -101,7 +101,10 @@ class _Tasks(DocumentAdapter):
     def _sent(self, reading: Reading, message: dict[str, Any], source: DocumentPointer, number: int) -> None:
         recorder, at = reading.recorder, moment(message.get("ts"))
         key = named(message.get("id")) or f"message-{number}"
-        tell_message(recorder, message.get("role"), message.get("content"), source, key=key, at=at, typed=typed)
+        content = message.get("content")
+        if isinstance(content, list):
+            content = [_with_text(block) for block in content]
+        tell_message(recorder, message.get("role"), content, source, key=key, at=at, typed=typed)
         used = message.get("metrics")
         if isinstance(used, dict):
             usage = Usage(
@@ -176,6 +179,16 @@ class KiloCode(_Tasks):
     agent = "kilo-code"
     display_name = "Kilo Code"
     extension = "kilocode.kilo-code"
+
+
+def _with_text(block: object) -> object:
+    """A result as it has one text; the command line keeps one for each thing that a call did."""
+    parts = [mapping(part) for part in items(mapping(block).get("content"))]
+    if mapping(block).get("type") != "tool_result" or not parts or not all("result" in part for part in parts):
+        return block
+    text = "\n".join(block_text(part["result"]) for part in parts)
+    failed = any(part.get("success") is False for part in parts)
+    return {**mapping(block), "content": text, "is_error": mapping(block).get("is_error") or failed}
 
 
 def _prompt(message: dict[str, Any], *, first: bool) -> str:

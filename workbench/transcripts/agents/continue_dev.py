@@ -83,7 +83,8 @@ class Continue(DocumentAdapter):
             self._message(reading, item, message, source, key)
             if isinstance(message.get("usage"), dict):
                 counted = True
-                recorder.request(key, source, model=model, usage=_usage(message["usage"]))
+                used = message["usage"]
+                recorder.request(key, source, model=named(used.get("model")) or model, usage=_usage(used))
         whole = session.get("usage")
         if isinstance(whole, dict) and whole and not counted:
             source = DocumentPointer(path=path, pointer="/usage")
@@ -122,6 +123,19 @@ def _title(session: dict[str, Any]) -> str | None:
 
 
 def _usage(used: dict[str, Any]) -> Usage:
+    """A session's as Continue counts it, a message's as the provider told it."""
+    if "prompt_tokens" in used:
+        details, written = mapping(used.get("prompt_tokens_details")), mapping(used.get("completion_tokens_details"))
+        cents = money(used.get("cost_cents"))
+        return Usage(
+            input_tokens=count(used.get("prompt_tokens")),
+            output_tokens=count(used.get("completion_tokens")),
+            reasoning_tokens=count(written.get("reasoning_tokens")),
+            cache_read_tokens=count(details.get("cached_tokens")),
+            cache_write_tokens=count(details.get("cache_write_tokens")),
+            # It's 0 for a model whose price isn't known.
+            cost_usd=cents / 100 if cents else None,
+        )
     details = mapping(used.get("promptTokensDetails"))
     return Usage(
         input_tokens=count(used.get("promptTokens")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from workbench.protocol.messages import Usage
@@ -19,6 +20,14 @@ from workbench.transcripts.values import block_text, count, items, mapping, mome
 
 _NAME = re.compile(rb"^(?:name|summary):[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 _EVENTS = "events.jsonl"
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a run used: `written` is what its messages tell, until something else does; `is_told` of each response."""
+
+    written: dict[str, tuple[Usage, Place, Any, str | None]] = field(default_factory=dict)
+    is_told: bool = False
 
 
 class CopilotCli(FileAdapter):
@@ -70,14 +79,14 @@ class CopilotCli(FileAdapter):
         return facts
 
     async def read(self, reading: Reading, path: str) -> None:
-        """All events; usage is told once a run, where a run ended, and else only for what was written."""
+        """All events; usage is told of each response, before that once a run, where it ended, else only what was written."""
         recorder = reading.recorder
         recorder.session_id = _id(path)
         recorder.title = await _title(reading.platform, path)
-        pending: dict[str, tuple[Usage, Place, Any, str | None]] = {}
+        run = _Run()
         async for record in reading.records(path):
-            self._event(reading, record.value, record.source, pending)
-        for id, (usage, source, at, model) in pending.items():
+            self._event(reading, record.value, record.source, run)
+        for id, (usage, source, at, model) in run.written.items():
             recorder.request(id, source, at=at, model=model, usage=usage)
 
     def _event(
@@ -85,7 +94,7 @@ class CopilotCli(FileAdapter):
         reading: Reading,
         event: dict[str, Any],
         source: Place,
-        pending: dict[str, tuple[Usage, Place, Any, str | None]],
+        run: _Run,
     ) -> None:
         recorder = reading.recorder
         kind, data, at = string(event.get("type")), mapping(event.get("data")), moment(event.get("timestamp"))
@@ -102,7 +111,7 @@ class CopilotCli(FileAdapter):
             case "user.message":
                 tell_user(recorder, string(data.get("content")), source, lane=lane, at=at)
             case "assistant.message":
-                self._reply(reading, data, source, lane, at, pending)
+                self._reply(reading, data, source, lane, at, run)
             case "assistant.reasoning":
                 recorder.event("reasoning", source, lane=lane, at=at, text=string(data.get("content")))
             case "tool.execution_start":
@@ -114,6 +123,7 @@ class CopilotCli(FileAdapter):
                 result = data.get("result")
                 text = string(mapping(result).get("content")) or string(result) or block_text(result)
                 ok = data.get("success") is not False
+                ok = ok and mapping(data.get("shellExecution")).get("exitCode") in (0, None)
                 recorder.result(string(data.get("toolCallId")), source, ok=ok, lane=lane, at=at, text=text)
             case "subagent.started":
                 if id := string(data.get("toolCallId")):
@@ -124,8 +134,10 @@ class CopilotCli(FileAdapter):
                 recorder.event(
                     "notice", source, lane=lane, at=at, text=string(data.get("message") or data.get("reason"))
                 )
+            case "session.usage_record":
+                self._response(reading, event, mapping(data.get("usage")), source, lane, run)
             case "session.shutdown":
-                self._shutdown(reading, event, data, source, pending)
+                self._shutdown(reading, event, data, source, run)
 
     def _reply(
         self,
@@ -134,7 +146,7 @@ class CopilotCli(FileAdapter):
         source: Place,
         lane: str,
         at: Any,
-        pending: dict[str, tuple[Usage, Place, Any, str | None]],
+        run: _Run,
     ) -> None:
         recorder = reading.recorder
         if text := string(data.get("reasoningText")):
@@ -150,9 +162,26 @@ class CopilotCli(FileAdapter):
                 except (ValueError, RecursionError):
                     pass
             tell_call(recorder, id, string(call.get("name")), arguments, source, lane=lane, at=at)
-        if written := count(data.get("outputTokens")):
+        if not run.is_told and (written := count(data.get("outputTokens"))):
             id = f"{recorder.session_id}:{named(data.get('messageId')) or source.offset}"
-            pending[id] = (Usage(output_tokens=written), source, at, named(data.get("model")))
+            run.written[id] = (Usage(output_tokens=written), source, at, named(data.get("model")))
+
+    def _response(
+        self,
+        reading: Reading,
+        event: dict[str, Any],
+        used: dict[str, Any],
+        source: Place,
+        lane: str,
+        run: _Run,
+    ) -> None:
+        recorder, about = reading.recorder, mapping(used.get("accounting"))
+        run.is_told = True
+        run.written.clear()
+        id = named(about.get("usageId")) or named(event.get("id")) or str(source.offset)
+        id = f"{named(about.get('sourceSessionId')) or recorder.session_id}:{id}"
+        at, model = moment(event.get("timestamp")), named(used.get("model"))
+        recorder.request(id, source, lane=lane, at=at, model=model, usage=_usage(used))
 
     def _shutdown(
         self,
@@ -160,23 +189,33 @@ class CopilotCli(FileAdapter):
         event: dict[str, Any],
         data: dict[str, Any],
         source: Place,
-        pending: dict[str, tuple[Usage, Place, Any, str | None]],
+        run: _Run,
     ) -> None:
-        """The usage of one run, by model, instead of what its messages told."""
+        """The usage of one run, by model, instead of what its messages told.
+
+        Where each response is told of, this is that of all runs so far.
+        """
+        if run.is_told:
+            run.is_told = False
+            return
         at = moment(event.get("timestamp"))
         for model, metrics in mapping(data.get("modelMetrics")).items():
             used = mapping(mapping(metrics).get("usage"))
             if not used:
                 continue
-            pending.clear()
-            usage = Usage(
-                input_tokens=count(used.get("inputTokens")),
-                output_tokens=count(used.get("outputTokens")),
-                cache_read_tokens=count(used.get("cacheReadTokens")),
-                cache_write_tokens=count(used.get("cacheWriteTokens")),
-            )
+            run.written.clear()
             id = f"{reading.recorder.session_id}:{named(event.get('id')) or source.offset}:{model}"
-            reading.recorder.request(id, source, at=at, model=model, usage=usage)
+            reading.recorder.request(id, source, at=at, model=model, usage=_usage(used))
+
+
+def _usage(used: dict[str, Any]) -> Usage:
+    return Usage(
+        input_tokens=count(used.get("inputTokens")),
+        output_tokens=count(used.get("outputTokens")),
+        reasoning_tokens=count(used.get("reasoningTokens")),
+        cache_read_tokens=count(used.get("cacheReadTokens")),
+        cache_write_tokens=count(used.get("cacheWriteTokens")),
+    )
 
 
 def _id(path: str) -> str:

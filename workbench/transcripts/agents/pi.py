@@ -14,6 +14,7 @@ from workbench.transcripts.trees import Branches
 from workbench.transcripts.values import block_text, count, mapping, moment, money, named, string
 
 _NEWEST = 3
+_COUNTED = ("input", "output", "cacheRead", "cacheWrite")
 
 
 class Pi(FileAdapter):
@@ -100,8 +101,11 @@ class Pi(FileAdapter):
             tell_call(recorder, key, "bash", {"command": message.get("command")}, source, at=at)
             ok = message.get("exitCode") in (0, None)
             recorder.result(key, source, ok=ok, at=at, text=string(message.get("output")))
+        if message.get("stopReason") == "error":
+            recorder.event("notice", source, at=at, text=string(message.get("errorMessage")))
         used = message.get("usage")
-        if role == "assistant" and isinstance(used, dict):
+        # Of a request that nobody answered all is 0.
+        if role == "assistant" and isinstance(used, dict) and any(used.get(kind) for kind in _COUNTED):
             read, written = count(used.get("cacheRead")), count(used.get("cacheWrite"))
             usage = Usage(
                 input_tokens=count(used.get("input")) + read + written,
