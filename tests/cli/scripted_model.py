@@ -1,153 +1,128 @@
-"""A model on the loopback, in the four wire formats that coding agents speak: it has one command run, then says so."""
+"""A model on the loopback, in the four wire formats that coding agents speak: it has a command run and a file written."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterator
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from tests.sandbox.egress.servers import Handler
+from tests.sandbox.egress.servers import HOST, Handler, Server
+from workbench.testing import StubCall, StubReply, StubUsage
+from workbench.testing.model_formats import encoded, format_of
 
-COMMAND = "echo made by an agent > made-by-agent"
-SAID = "The file is there now."
+ASKED, ASKED_AGAIN = "Make both files.", "What is there now?"
+THOUGHT, BEGUN, SAID = "One of them needs a shell.", "The first one is made by a command.", "Both files are there now."
+MADE, WRITTEN, TEXT = "made-by-command", "written-by-tool", "by an agent\n"
+COMMAND = f"echo made > {MADE}"
+PATCH = f"apply_patch <<'END'\n*** Begin Patch\n*** Add File: {WRITTEN}\n+{TEXT}*** End Patch\nEND"
 
-_SHELL = re.compile(r"bash|shell|exec_command|run_shell", re.IGNORECASE)
+_SHELL = re.compile("bash|shell|(run_)?shell_command|exec_command|run_commands|execute_command", re.IGNORECASE)
+_WRITER = re.compile("write|write_file|write_to_file|create|editor", re.IGNORECASE)
 
 
-class ScriptedModel(Handler):
-    """Answers what asks for a completion; whoever has no tool to run a command with, or has run it, gets a sentence."""
+class ScriptedModel(Server):
+    """Answers whoever asks for a completion; `replies` are those to requests that told of tools, `names` what it was called.
 
+    Args:
+        workspace: the directory that the agent works in.
+        trust: what it speaks TLS with.
+    """
+
+    def __init__(self, workspace: Path, trust: ssl.SSLContext | None = None) -> None:
+        super().__init__(HOST, trust)
+        self.RequestHandlerClass = _Handler
+        self.replies: list[StubReply] = []
+        self.names: set[str] = set()
+        self._workspace = workspace
+        self._numbers = itertools.count(1)
+
+    def reply(self, asked: Mapping[str, Any], name: str) -> StubReply:
+        """The command, then the file, then a sentence, which is also for whoever has no tools."""
+        id, tools = f"reply{next(self._numbers)}", dict(_tools(asked))
+        if not tools:
+            return StubReply(id=id, text=SAID, usage=StubUsage(input=7, output=3))
+        step = _results(asked)
+        tokens = {"input": 1000 + step, "output": 40 + step, "cache_read": 400 + step, "cache_write": 50 + step}
+        made = StubReply(id=id, text=SAID, usage=StubUsage(**tokens, reasoning=3))
+        if step == 0:
+            call = _shell(tools, COMMAND, id)
+            made = replace(made, text=BEGUN, reasoning=THOUGHT, signature="c2lnbmVk", calls=[call])
+        elif step == 1:
+            paths = dict.fromkeys(("file_path", "filePath", "filepath", "path"), str(self._workspace / WRITTEN))
+            contents = dict.fromkeys(("content", "file_text", "new_text"), TEXT)
+            call = _call(tools, _WRITER, {**paths, **contents}, id) or _shell(tools, PATCH, id)
+            made = replace(made, text="", calls=[call])
+        self.replies.append(made)
+        self.names.add(name)
+        return made
+
+
+class _Handler(Handler):
     def serve_v1(self, body: bytes) -> None:
-        asked = json.loads(body or b"{}")
-        path = self.path.partition("?")[0]
-        if path.endswith("/messages"):
-            self._stream(_anthropic(asked), asked, "event")
-        elif path.endswith("/responses"):
-            self._stream(_responses(asked), asked, "event")
-        elif path.endswith("/chat/completions"):
-            self._stream(_chat(asked), asked, "data")
-        else:
-            self.answer(b'{"input_tokens": 1, "data": []}', Content_Type="application/json")
-
-    def serve_v1beta(self, body: bytes) -> None:
-        asked = json.loads(body or b"{}")
-        events = list(_gemini(asked))
-        if ":stream" in self.path:
-            self._stream(iter(events), {"stream": True}, "data")
-        else:
-            self.answer(json.dumps(events[-1]).encode(), Content_Type="application/json")
-
-    def _stream(self, events: Iterator[dict[str, Any]], asked: dict[str, Any], kind: str) -> None:
-        if not asked.get("stream"):
-            self.answer(json.dumps(_whole(list(events))).encode(), Content_Type="application/json")
+        model: Any = self.server
+        form = format_of(self.path)
+        if form is None:
+            self.answer(b'{"input_tokens": 1, "totalTokens": 1, "data": []}', Content_Type="application/json")
             return
-        lines = []
-        for event in events:
-            named = f"event: {event['type']}\n" if kind == "event" else ""
-            lines.append(f"{named}data: {json.dumps(event)}\n\n")
-        ending = "data: [DONE]\n\n" if kind == "data" and "choices" in lines[-1] else ""
-        self.answer("".join([*lines, ending]).encode(), Content_Type="text/event-stream")
+        asked = json.loads(body)
+        reply = model.reply(asked, asked.get("model") or self.path.rpartition("/")[2].partition(":")[0])
+        if asked.get("stream") or ":stream" in self.path:
+            events = b"".join(encoded(event, "\n") for event in form.stream(reply, asked))
+            self.answer(events, Content_Type="text/event-stream")
+        else:
+            self.answer(json.dumps(form.whole(reply, asked)).encode(), Content_Type="application/json")
+
+    serve_v1beta = serve_v1
 
 
-def _whole(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a request without a stream gets: a sentence, since no agent asks so for its work."""
-    if events[0].get("type") == "message_start":
-        content = [{"type": "text", "text": SAID}]
-        return {**events[0]["message"], "content": content, "stop_reason": "end_turn"}
-    if "choices" in events[0]:
-        message = {"role": "assistant", "content": SAID}
-        return {
-            **events[0],
-            "object": "chat.completion",
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        }
-    whole: dict[str, Any] = events[-1]["response"]
-    return whole
+def _tools(asked: Mapping[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """What is told of each tool that a function's arguments can call: its name, and its arguments' schema."""
+    for tool in asked.get("tools") or ():
+        for about in tool.get("functionDeclarations") or [tool.get("function") or tool]:
+            kinds = ("input_schema", "parameters", "parametersJsonSchema")
+            schema = next((about[kind] for kind in kinds if about.get(kind)), None)
+            if schema is not None:
+                yield str(about["name"]), schema
 
 
-def _call(tools: list[dict[str, Any]], has_run: bool) -> tuple[str, dict[str, Any]] | None:
-    """The tool that runs a command, and what it's given; None where there's none, or it has run."""
-    for tool in tools if not has_run else ():
-        about = tool.get("function") or tool
-        if not _SHELL.search(str(about.get("name", ""))) or tool.get("type") == "custom":
+def _results(asked: Mapping[str, Any]) -> int:
+    """How many results of tools a request has."""
+    told = [*(asked.get("messages") or ()), *(asked.get("contents") or ()), *_items(asked.get("input"))]
+    parts = [part for one in told for part in (one, *_items(one.get("content")), *_items(one.get("parts")))]
+    return sum(
+        part.get("role") == "tool"
+        or part.get("type") in ("tool_result", "function_call_output")
+        or "functionResponse" in part
+        for part in parts
+        if isinstance(part, dict)
+    )
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _shell(tools: Mapping[str, Any], command: str, id: str) -> StubCall:
+    call = _call(tools, _SHELL, dict.fromkeys(("cmd", "command", "commands"), command), id)
+    assert call is not None, f"none of {', '.join(tools)} runs a command"
+    return call
+
+
+def _call(tools: Mapping[str, Any], name: re.Pattern[str], known: Mapping[str, str], id: str) -> StubCall | None:
+    """The first tool of such a name, given what it's known to need; None where there's none."""
+    for tool, schema in tools.items():
+        if not name.fullmatch(tool):
             continue
-        schema = about.get("input_schema") or about.get("parameters") or about.get("parametersJsonSchema") or {}
         properties = schema.get("properties") or {}
-        name = "cmd" if "cmd" in properties else "command"
-        is_list = str((properties.get(name) or {}).get("type")).lower() == "array"
-        arguments: dict[str, Any] = {name: ["sh", "-c", COMMAND] if is_list else COMMAND}
-        for needed in schema.get("required") or ():
-            arguments.setdefault(needed, False if properties[needed].get("type") == "boolean" else "as asked")
-        return str(about["name"]), arguments
+        arguments: dict[str, Any] = {}
+        for argument in [each for each in properties if each in known or each in schema.get("required", ())]:
+            kind = str(properties[argument].get("type")).lower()
+            value = known.get(argument, "as asked")
+            arguments[argument] = {"array": [value], "boolean": False}.get(kind, value)
+        return StubCall(tool, arguments, id=f"call_{id}")
     return None
-
-
-def _anthropic(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    has_run = "tool_result" in json.dumps(asked.get("messages"))
-    call = _call(asked.get("tools") or [], has_run)
-    usage = {"input_tokens": 10, "output_tokens": 5}
-    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": asked.get("model"), "usage": usage}
-    yield {"type": "message_start", "message": {**message, "content": [], "stop_reason": None, "stop_sequence": None}}
-    if call is None:
-        block, delta = {"type": "text", "text": ""}, {"type": "text_delta", "text": SAID}
-    else:
-        block = {"type": "tool_use", "id": "toolu_1", "name": call[0], "input": {}}  # type: ignore[dict-item]
-        delta = {"type": "input_json_delta", "partial_json": json.dumps(call[1])}
-    yield {"type": "content_block_start", "index": 0, "content_block": block}
-    yield {"type": "content_block_delta", "index": 0, "delta": delta}
-    yield {"type": "content_block_stop", "index": 0}
-    reason = {"stop_reason": "tool_use" if call else "end_turn", "stop_sequence": None}
-    yield {"type": "message_delta", "delta": reason, "usage": {"output_tokens": 5}}
-    yield {"type": "message_stop"}
-
-
-def _responses(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    has_run = "_call_output" in json.dumps(asked.get("input"))
-    call = _call(asked.get("tools") or [], has_run)
-    if call is None:
-        content = [{"type": "output_text", "text": SAID, "annotations": []}]
-        item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content}
-    else:
-        item = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": call[0], "status": "completed"}
-        item["arguments"] = json.dumps(call[1])
-    usage = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15, "input_tokens_details": {"cached_tokens": 0}}
-    usage["output_tokens_details"] = {"reasoning_tokens": 0}
-    response = {"id": "resp_1", "object": "response", "created_at": 0, "model": asked.get("model"), "output": []}
-    yield {"type": "response.created", "response": {**response, "status": "in_progress"}}
-    yield {"type": "response.output_item.added", "output_index": 0, "item": {**item, "status": "in_progress"}}
-    if call is None:
-        yield {
-            "type": "response.output_text.delta",
-            "item_id": "msg_1",
-            "output_index": 0,
-            "content_index": 0,
-            "delta": SAID,
-        }
-    yield {"type": "response.output_item.done", "output_index": 0, "item": item}
-    done = {**response, "status": "completed", "output": [item], "usage": usage}
-    yield {"type": "response.completed", "response": done}
-
-
-def _chat(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    has_run = any(message.get("role") == "tool" for message in asked.get("messages") or ())
-    call = _call(asked.get("tools") or [], has_run)
-    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": asked.get("model")}
-    delta: dict[str, Any] = {"role": "assistant", "content": SAID}
-    if call is not None:
-        function = {"name": call[0], "arguments": json.dumps(call[1])}
-        called = {"index": 0, "id": "call_1", "type": "function", "function": function}
-        delta = {"role": "assistant", "content": None, "tool_calls": [called]}
-    yield {**chunk, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-    yield {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls" if call else "stop"}]}
-    yield {**chunk, "choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}}
-
-
-def _gemini(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    has_run = "functionResponse" in json.dumps(asked.get("contents"))
-    tools = [each for tool in asked.get("tools") or [] for each in tool.get("functionDeclarations") or []]
-    call = _call(tools, has_run)
-    part: dict[str, Any] = {"functionCall": {"name": call[0], "args": call[1]}} if call else {"text": SAID}
-    usage = {"promptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 15}
-    candidate = {"content": {"role": "model", "parts": [part]}, "finishReason": "STOP", "index": 0}
-    yield {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "scripted"}

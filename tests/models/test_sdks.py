@@ -115,6 +115,20 @@ def understand_gemini(stub: StubModelServer) -> None:
     client.close()
 
 
+def test_a_reply_has_the_id_that_it_was_given_in_every_format() -> None:
+    with StubModelServer(*(StubReply(text="Yes.", id=f"reply{number}") for number in range(4))) as stub:
+        with openai.OpenAI(base_url=f"{stub.url}/v1", api_key=KEY, max_retries=0) as client:
+            chat = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Go."}])
+            response = client.responses.create(model="m", input="Go.")
+        with anthropic.Anthropic(base_url=stub.url, api_key=KEY, max_retries=0) as other:
+            message = other.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "Go."}])
+        google = genai.Client(api_key=KEY, http_options=genai_types.HttpOptions(base_url=stub.url))
+        generated = google.models.generate_content(model="m", contents="Go.")
+        google.close()
+    assert [chat.id, response.id, message.id, generated.response_id] == [f"reply{number}" for number in range(4)]
+    assert [item.id for item in response.output] == ["msg_reply1"]
+
+
 def test_each_library_sees_an_error_as_its_own() -> None:
     failing = [StubReply(status=429, text="Slow."), StubReply(error={"type": "overloaded_error", "message": "Busy"})]
     with StubModelServer(*failing, failing[0], failing[0]) as stub:

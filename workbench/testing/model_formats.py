@@ -42,9 +42,10 @@ class StubCall:
 class StubReply:
     """One answer, and how the server misbehaves with it.
 
-    `finish` is `stop`, `length` or `content_filter`; calls make a `stop` the format's own word for them. `signature`
-    signs the reasoning. `edit` gets the events, `(name, data)` each, and returns those that are sent. `error` comes in
-    the stream, after `error_after` events. `status`, `headers` and `body` answer something else instead.
+    `id` is the response's; empty is the format's own, the same for every one. `finish` is `stop`, `length` or
+    `content_filter`; calls make a `stop` the format's own word for them. `signature` signs the reasoning. `edit` gets the
+    events, `(name, data)` each, and returns those that are sent. `error` comes in the stream, after `error_after` events.
+    `status`, `headers` and `body` answer something else instead.
 
     `piece` sends so many bytes at a time; `newline` ends lines; `comments` stand between all events. `cut_after` breaks
     the connection off after so many events, `end_after` ends the bytes there as if they were whole. `hold_after` waits
@@ -52,6 +53,7 @@ class StubReply:
     """
 
     text: str = ""
+    id: str = ""
     reasoning: str = ""
     signature: str = ""
     calls: Sequence[StubCall] = ()
@@ -92,7 +94,8 @@ class ChatFormat:
 
     def stream(self, reply: StubReply, request: Mapping[str, Any]) -> list[Event]:
         """The chunks."""
-        head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": request.get("model", "m")}
+        head = {"id": reply.id or "chatcmpl-1", "object": "chat.completion.chunk", "created": 1}
+        head["model"] = request.get("model", "m")
         if reply.usage is not None and reply.usage.cost is not None:
             head["provider"] = "Backend"
 
@@ -128,7 +131,7 @@ class ChatFormat:
                 for index, call in enumerate(reply.calls)
             ]
         body = {
-            "id": "chatcmpl-1",
+            "id": reply.id or "chatcmpl-1",
             "object": "chat.completion",
             "created": 1,
             "model": request.get("model", "m"),
@@ -199,19 +202,18 @@ class ResponsesFormat:
         output: list[dict[str, Any]] = []
         if reply.reasoning or reply.signature:
             summary = [{"type": "summary_text", "text": reply.reasoning}] if reply.reasoning else []
-            output.append(
-                {"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": reply.signature or None}
-            )
+            thought = {"type": "reasoning", "id": f"rs_{reply.id or 1}", "summary": summary}
+            output.append({**thought, "encrypted_content": reply.signature or None})
         if reply.text:
             part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
-            shown = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
-            output.append(shown)
+            shown = {"type": "message", "id": f"msg_{reply.id or 1}", "role": "assistant", "status": "completed"}
+            output.append({**shown, "content": [part]})
         for index, call in enumerate(reply.calls):
-            ids = {"id": f"fc_{index}", "call_id": call.id or f"call_{index}"}
+            ids = {"id": f"fc_{reply.id}{index}", "call_id": call.id or f"call_{index}"}
             made = {"type": "function_call", **ids, "name": call.name, "arguments": call.raw, "status": "completed"}
             output.append(made)
         return {
-            "id": "resp_1",
+            "id": reply.id or "resp_1",
             "object": "response",
             "created_at": 1,
             "model": request.get("model", "m"),
@@ -307,7 +309,7 @@ class MessagesFormat:
         words = {"stop": "tool_use" if reply.calls else "end_turn", "length": "max_tokens", "content_filter": "refusal"}
         usage = reply.usage or StubUsage(input=0, output=0)
         return {
-            "id": "msg_1",
+            "id": reply.id or "msg_1",
             "type": "message",
             "role": "assistant",
             "model": request.get("model", "m"),
@@ -351,7 +353,8 @@ class GeminiFormat:
         chunks.append({"candidates": [last]})
         if usage is not None:
             chunks = [{**chunk, "usageMetadata": self._usage(usage)} for chunk in chunks]
-        return [("", {**chunk, "modelVersion": "m"}) for chunk in chunks]
+        same = {"modelVersion": "m", **({"responseId": reply.id} if reply.id else {})}
+        return [("", {**chunk, **same}) for chunk in chunks]
 
     def whole(self, reply: StubReply, request: Mapping[str, Any]) -> Any:
         """The body."""
@@ -361,6 +364,8 @@ class GeminiFormat:
         parts += self._rest(reply)
         candidate = {"index": 0, "content": {"role": "model", "parts": parts}, "finishReason": self._finish(reply)}
         body: dict[str, Any] = {"candidates": [candidate], "modelVersion": "m"}
+        if reply.id:
+            body["responseId"] = reply.id
         return body if reply.usage is None else {**body, "usageMetadata": self._usage(reply.usage)}
 
     def error(self, error: Any) -> Event:
