@@ -55,7 +55,7 @@ WRAPPED = {
     "claude": CodingAgent("claude-code", _CLAUDE, ("--continue", *_CLAUDE), untold=("reasoning",), always=True),
     "codex": CodingAgent("codex", ("exec", *_CODEX), ("exec", "resume", "--last", *_CODEX), always=True),
     "gemini": CodingAgent(
-        "gemini-cli", (*_GEMINI, "-p"), (*_GEMINI, "--resume", "latest", "-p"), untold=("cache_write",), always=True
+        "gemini-cli", (*_GEMINI, "-p"), (*_GEMINI, "--resume", "latest", "-p"), untold=("cache_write",)
     ),
     "opencode": CodingAgent("opencode", ("run",), ("run", "--continue"), untold=("reasoning",)),
     "qwen": CodingAgent("qwen-code", ("--yolo", "-p"), ("--yolo", "--continue", "-p"), untold=("cache_write",)),
