@@ -16,9 +16,11 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner, Result
 
 from tests.cli.conftest import Prompt
+from tests.cli.screens import screen
 from tests.cli.terminals import terminal
 from tests.cli.test_sessions import surroundings, use, workbench
 from tests.trees import make_tree, snapshot
+from tests.waiting import wait_until
 from workbench.agent.locks import FileLocker
 from workbench.agent.workspace_session import WorkspaceSession
 from workbench.cli.app import app
@@ -232,6 +234,30 @@ def test_a_conversation_that_is_damaged_is_said_and_the_others_are_listed(state:
 
 
 # By name
+
+
+def test_a_session_is_resumed_from_anywhere(
+    state: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk(root, "talks", "Hello", Turn(text="Hi"))
+    assert "needs a terminal" in ran("resume", "talks", code=2).stderr
+    assert "session_not_found" in ran("resume", "talk", code=1).stderr
+    (tmp_path / "config").mkdir()
+    with StubModelServer(StubReply(text="Hi again")) as stub:
+        (tmp_path / "config" / "config.toml").write_text(
+            f'[providers.stub]\napi = "chat"\nbase_url = "{stub.url}/v1"\n'
+        )
+        for name, value in (("CONFIG", str(tmp_path / "config")), ("MODEL", "stub/m"), ("BACKEND", "none")):
+            monkeypatch.setenv(f"WORKBENCH_{name}", value)
+        argv = [sys.executable, "-m", "workbench", "sessions", "resume", "talks"]
+        with screen(argv, cwd=tmp_path, environment={**surroundings(), "TERM": "xterm-256color"}) as shown_there:
+            shown_there.wait(last=">")
+            shown_there.say("Hello again")
+            shown_there.wait("Hi again", last=">")
+            shown_there.type("", "C-d")
+            wait_until(lambda: listed()["talks"]["conversation"]["messages"] == 4, "the messages are kept")
+        (request,) = stub.requests
+    assert [each["content"] for each in request.body["messages"][1:]] == ["Hello", "Hi", "Hello again"]
 
 
 def test_a_name_says_one_session_or_nothing_is_done(state: Path, root: Path, tmp_path: Path) -> None:

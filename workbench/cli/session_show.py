@@ -162,7 +162,7 @@ def _next(workspace: WorkspaceSessions, session: Session, *, talks: bool) -> Ite
         else:
             yield f"workbench exec {where} --session {session.name} -- COMMAND", "run a command in it"
         if talks:
-            yield f"workbench run --continue {where} --session {session.name} TASK", "go on with the conversation"
+            yield f"workbench sessions resume {session.name} {where}", "go on with the conversation"
     if talks:
         yield f"workbench sessions export {session.name} {where}", "the conversation as Markdown"
     yield f"workbench sessions delete {session.name} {where}", "remove it with all it has"

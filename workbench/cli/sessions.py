@@ -12,14 +12,25 @@ import anyio
 import typer
 
 from workbench.cli import output
+from workbench.cli.agent_run import ModelOption
+from workbench.cli.chat import Wishes, converse
 from workbench.cli.failure import EXIT_ERROR, find_error
-from workbench.cli.options import JsonOption, QuietOption, WorkspaceOption, failing, workspace_path
+from workbench.cli.options import (
+    BackendOption,
+    Context,
+    JsonOption,
+    QuietOption,
+    WorkspaceOption,
+    failing,
+    workspace_path,
+)
 from workbench.cli.session_list import contents, conversation, session_report, show_all, titled
 from workbench.cli.session_names import NameArgument, find
 from workbench.cli.session_show import Format, detail_of, document, print_session, report
 from workbench.deletion import collect, require_removable
 from workbench.deletion import delete as remove
 from workbench.errors import OptionsError, StateError, WorkbenchError
+from workbench.mounting import SandboxOptions
 from workbench.protocol.reports import PathReport
 from workbench.protocol.session_reports import DeletedReport, RenamedReport
 from workbench.sessions import Session, WorkspaceSessions, survey
@@ -30,7 +41,7 @@ sessions = typer.Typer()
 
 @sessions.callback(invoke_without_command=True)
 def default(context: typer.Context, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """List all sessions, look at one, export its conversation, rename or delete it.
+    """List all sessions; look at one, go on with it, export its conversation, rename or delete it.
 
     A session is an overlay and, where an agent worked on it, the conversation. By itself this lists those of every workspace
     of this user; with -w those of one.
@@ -77,6 +88,17 @@ def show(
             output.write_json(report(found, session))
         else:
             print_session(found, session)
+
+
+@sessions.command()
+def resume(
+    name: NameArgument, model: ModelOption = "", backend: BackendOption = "auto", workspace: WorkspaceOption = None
+) -> None:
+    """Go on with a session: `workbench chat` in it, at the terminal, wherever its workspace is."""
+    with failing(False):
+        found, session = find(name, workspace)
+    options = SandboxOptions(backend=backend)
+    converse(Context(os.fsdecode(found.root), session.name), options, Wishes(model=model))
 
 
 @sessions.command()
