@@ -416,6 +416,18 @@ async def test_reset_empties_the_transcript() -> None:
     assert pairs(it.model.requests[-1].messages) == [("user", "b")]
 
 
+@pytest.mark.parametrize("renamed", [False, True])
+async def test_a_title_made_from_a_message_goes_with_it(renamed: bool) -> None:
+    """ "reset()", and titles from input: the next conversation gets a title of its own; one that was given stays."""
+    async with talk(Turn(text="1"), Turn(text="2"), history=stored()) as it:
+        await it.say("The first task.")
+        if renamed:
+            await it.session.rename("Mine")
+        await it.session.reset()
+        await it.say("Another task.")
+        assert it.session.detail().title == ("Mine" if renamed else "Another task.")
+
+
 async def test_what_a_session_is_survives_in_its_store(tmp_path: Any) -> None:
     """What persists before it returns: title, model, prompt, usage and messages are there for the next process."""
     store = FileSessionStore(tmp_path)

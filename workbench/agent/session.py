@@ -16,11 +16,11 @@ from workbench.agent.execution import Execution, Intake
 from workbench.agent.history import History, MemoryHistory, RewindableHistory
 from workbench.agent.locks import LocalLocker, Locker
 from workbench.agent.options import SessionOptions
-from workbench.agent.prompt import create_message, new_id
+from workbench.agent.prompt import create_message, new_id, title_from_input
 from workbench.agent.run import Run, RunStream
 from workbench.agent.state import SessionState
 from workbench.agent.tasks import spawn
-from workbench.agent.transcript import Around, Change, before_message, changed
+from workbench.agent.transcript import Around, Change, Messages, before_message, changed
 from workbench.errors import (
     MessageExistsError,
     ModelNotFoundError,
@@ -187,11 +187,22 @@ class AgentSession:
         await self._change(system_prompt=prompt)
 
     async def reset(self) -> None:
-        """Empty the transcript. Raises SessionBusyError, HistoryNotRewindableError, StoreError."""
+        """Empty the transcript; a title that was made from its first message goes along.
+
+        Raises SessionBusyError, HistoryNotRewindableError, StoreError.
+        """
+        before: list[ChatMessage] = []
+
+        def empty(messages: Messages) -> Messages:
+            before[:] = messages
+            return ()
+
         try:
-            await self.change_transcript("", lambda messages: ())
+            await self.change_transcript("", empty)
         except RewindError as error:
             raise SessionBusyError(error.message, hint=error.hint) from None
+        if before and self._state.title == title_from_input(before[0].content):
+            await self._change(title="")
 
     async def rewind(self, message_id: str) -> Rewound:
         """Remove a user message and all after it, persist, emit.
