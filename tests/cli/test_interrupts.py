@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from tests.cli.conftest import Prompt
 from tests.cli.terminals import INTERRUPT, Terminal, terminal
 
+# No `print` in the handler: it may come in the midst of another one, which is an error.
 _READER = """
-import signal
-signal.signal(signal.SIGINT, lambda *_: print("caught", flush=True))
+import os, signal
+signal.signal(signal.SIGINT, lambda *_: os.write(1, b"caught\\n"))
 print("go", flush=True)
 for line in iter(input, "end"):
     print("got", line, flush=True)
