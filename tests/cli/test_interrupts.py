@@ -10,13 +10,22 @@ from collections.abc import Iterator
 from tests.cli.conftest import Prompt
 from tests.cli.terminals import INTERRUPT, Terminal, terminal
 
-# No `print` in the handler: it may come in the midst of another one, which is an error.
+# A signal that comes just before a blocking `input` would be noticed only with the next line: hence the pipe.
 _READER = """
-import os, signal
-signal.signal(signal.SIGINT, lambda *_: os.write(1, b"caught\\n"))
+import os, select, signal
+caught, catching = os.pipe()
+os.set_blocking(catching, False)
+signal.signal(signal.SIGINT, lambda *_: None)
+signal.set_wakeup_fd(catching)
 print("go", flush=True)
-for line in iter(input, "end"):
-    print("got", line, flush=True)
+line = ""
+while line != "end":
+    if caught in select.select([0, caught], [], [])[0]:
+        os.read(caught, 1)
+        print("caught", flush=True)
+    else:
+        line = os.read(0, 999).decode().strip()
+        print("got", line, flush=True)
 """
 
 
