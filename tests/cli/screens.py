@@ -15,8 +15,6 @@ from pathlib import Path
 
 from tests.waiting import wait_until
 
-_SECONDS = 60.0
-
 
 class Screen:
     """A command on a screen of tmux's, and somebody who looks and types."""
@@ -43,7 +41,7 @@ class Screen:
     def clear(self) -> None:
         """Clear the screen at a prompt, so that what comes is new."""
         self.type("", "C-l")
-        wait_until(lambda: self.text().strip() == ">", "an empty screen", seconds=_SECONDS)
+        wait_until(lambda: self.text().strip() == ">", "an empty screen")
 
     def waiting(self) -> int:
         """How many bytes of whole lines were typed that nobody has read yet."""
@@ -70,7 +68,7 @@ class Screen:
             return all(text in shown for text in texts) and (not last or shown.rstrip().split("\n")[-1] == last)
 
         try:
-            wait_until(fits, seconds=_SECONDS)
+            wait_until(fits)
         except AssertionError as error:
             raise AssertionError(f"the screen doesn't show {texts}, but:\n{shown}") from error
         return shown
@@ -78,7 +76,7 @@ class Screen:
     def ended(self) -> int:
         """Wait for the end of the command; its exit code."""
         told = ["display", "-p", "-t", "0", "#{pane_dead_status}"]
-        return int(wait_until(lambda: self.tmux(*told).strip(), "the end of the command", seconds=_SECONDS))
+        return int(wait_until(lambda: self.tmux(*told).strip(), "the end of the command"))
 
     def tmux(self, *arguments: str) -> str:
         argv = ["tmux", "-u", "-S", self._server, *arguments]
@@ -103,11 +101,18 @@ def screen(
         subprocess.run(argv, env=own, check=True, capture_output=True)
         shown = Screen(server)
         started = Path("/proc", shown.tmux("display", "-p", "-t", "0", "#{pane_pid}").strip(), "cmdline")
+
+        def has_ended() -> bool:
+            """Of what has ended nothing is there to be read, also before somebody has asked for its exit code."""
+            try:
+                return not started.read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                return True
+
         try:
             yield shown
         finally:
             shown.tmux("kill-server")
-            # Of what has ended nothing is there to be read, also before somebody has asked for its exit code.
-            wait_until(lambda: not started.exists() or not started.read_bytes(), "the end of the command")
+            wait_until(has_ended, "the end of the command")
     finally:
         shutil.rmtree(directory)
