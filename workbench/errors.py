@@ -25,6 +25,7 @@
     │   ├── SessionExistsError        session_exists
     │   ├── SessionBusyError          session_busy
     │   ├── SessionClosedError        session_closed
+    │   ├── SessionChangedError       session_changed
     │   ├── MessageExistsError        message_exists
     │   ├── HistoryNotRewindableError history_not_rewindable
     │   ├── SessionGuardError         the guard's, such as quota_exceeded; retry_after_ms
@@ -164,6 +165,12 @@ class SessionClosedError(SessionError):
     """The session, or the manager that it belongs to, has been closed."""
 
     default_code = "session_closed"
+
+
+class SessionChangedError(SessionError):
+    """The session is no longer what it was, and what it holds now mustn't be replaced unseen."""
+
+    default_code = "session_changed"
 
 
 class MessageExistsError(SessionError):

@@ -23,7 +23,7 @@ from workbench.checkpoints.objects import corrupt
 from workbench.checkpoints.plan import make_plan
 from workbench.checkpoints.stacking import LowerView, grafted, stacked, without_idle_whiteouts
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
-from workbench.errors import CheckpointError
+from workbench.errors import CheckpointError, SessionChangedError
 from workbench.mounting import Mounting
 from workbench.protocol.records import JourneyRecord
 from workbench.review import repository
@@ -272,13 +272,48 @@ class Timeline:
             error.hint = "Restore the rest by itself (`workbench rewind ID --path PATH`), or another checkpoint."
             raise error
 
-    def travel(self, kind: RowKind, checkpoint: Checkpoint, only: Sequence[bytes], label: str) -> Journey:
+    def require_at(self, now: Checkpoint, commits: Sequence[str]) -> None:
+        """Make sure that the upper layer, of which `now` was just taken, holds what it did at one of some checkpoints.
+
+        They are named by their commits. Raises SessionChangedError where it holds something else, or where something of this
+        session landed since.
+        """
+        for commit in commits:
+            if not self._differs(now, self.target(self.of_commit(self._store.get(commit).session, commit))):
+                return
+        raise SessionChangedError(
+            f"The session '{self._session}' holds something else by now, and that isn't replaced.",
+            hint=f"Land it, or take it back (`workbench log --session {self._session}`).",
+        )
+
+    def of_commit(self, session: str, commit: str) -> Checkpoint:
+        """The last checkpoint of a session that has a commit. Raises CheckpointError (checkpoint_not_found), OSError."""
+        for checkpoint in reversed(self._store.all(session)):
+            if checkpoint.commit == self._store.called_now(commit):
+                return checkpoint
+        raise CheckpointError(
+            f"The session '{session}' has no such checkpoint any more.",
+            code="checkpoint_not_found",
+            hint=f"`workbench log --session {session}` lists those that there are.",
+        )
+
+    def travel(
+        self,
+        kind: RowKind,
+        checkpoint: Checkpoint,
+        only: Sequence[bytes],
+        label: str,
+        *,
+        instead_of: Sequence[str] = (),
+    ) -> Journey:
         """Keep what is there, and make it what it was at a checkpoint; of that `only` some paths, where there are any.
 
-        As `go`. Raises as it and `part`.
+        With `instead_of` only as `require_at` says. As `go`. Raises as they and `part`.
         """
         purpose = Purpose(RowKind.BEFORE)
         before = self._mounting.take(None, f"before a {kind.value}", offline=True, purpose=purpose)
+        if instead_of:
+            self.require_at(before, instead_of)
         target = self.part(before, self.target(checkpoint), only)
         changes = self.preview(before.manifest, target, reads=False).changes
         self.go(kind, target, before, label)
@@ -323,9 +358,14 @@ class Timeline:
 
     def _differs(self, now: Checkpoint, target: Target) -> bool:
         """Whether anything has to be done to get from what is there `now` to a target."""
-        plan = make_plan(now.manifest.entries, target.manifest.entries, keep_omitted=True)
-        is_git_equal = target.git is None or target.git == self._mounting.git_beside(now)
-        return bool(plan.delete or plan.create or plan.adjust or plan.touched) or not is_git_equal
+        if _is_work(now.manifest.entries, target.manifest.entries):
+            return True
+        beside = self._mounting.git_beside(now) if target.git is not None else None
+        if beside == target.git:
+            return False
+        # Two sessions have checkpoints of their own of what may be the same.
+        here, there = (self._store.get(commit).manifest.entries if commit else {} for commit in (beside, target.git))
+        return not (here and there) or _is_work(here, there)
 
     @property
     def is_under_way(self) -> bool:
@@ -362,6 +402,11 @@ class Timeline:
         os.unlink(self._journey)
         self._store.release(self._session)
         return arrived
+
+
+def _is_work(here: Mapping[bytes, Entry], there: Mapping[bytes, Entry]) -> bool:
+    plan = make_plan(here, there, keep_omitted=True)
+    return bool(plan.delete or plan.create or plan.adjust or plan.touched)
 
 
 def _over(top: Manifest, below: Manifest) -> Manifest:

@@ -594,18 +594,20 @@ class Workspace:
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         report: Report = _silent,
+        passed: str = "",
     ) -> Landed | None:
         """Land all there is without a review, as far as the policy allows that; None where there is nothing.
 
-        A `check` runs first, and must pass. Raises CommitError (policy_waits) where something is risky or a rule asks for a
-        review: then the whole set waits; and as `check` and `commit`.
+        A `check` runs first, and must pass, unless the change set is the one of the digest that `passed` it.
+        Raises CommitError (policy_waits) where something is risky or a rule asks for a review: then the whole set waits; and
+        as `check` and `commit`.
         """
         changes = await self.changes()
         if not changes.changes:
             return None
         self._landing.require_unasked(changes)
         digest = self.reviewed(changes)
-        if check is not None:
+        if check is not None and digest != passed:
             await self.check(digest, check, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
         return await self.commit(digest)
 
@@ -749,8 +751,29 @@ class Workspace:
             )
         return await self._travel(RowKind.REDO, points[-1], (), f"back to {_named(points[-1])}", force=force)
 
+    async def adopt(self, fork: str, commit: str, *, instead_of: Sequence[str], force: bool = False) -> Travelled:
+        """Make the overlay show what another session, forked from this one, showed at a checkpoint of its own.
+
+        `commit` is that checkpoint's; what is there is kept, and `redo` goes back to it. Only where the overlay holds what it
+        did at one of the checkpoints `instead_of`, by their commits: else raises SessionChangedError. Else as `rewind`.
+        """
+        checkpoint = await to_thread.run_sync(self.timeline.of_commit, fork, commit)
+        # Before anything ends: whether it may be replaced at all.
+        now = await self.checkpoint(label="looked at", kind=RowKind.UPKEEP, may_stop=False)
+        await to_thread.run_sync(self.timeline.require_at, now, instead_of)
+        return await self._travel(
+            RowKind.REWIND, checkpoint, (), f"took over {fork}", force=force, instead_of=instead_of
+        )
+
     async def _travel(
-        self, kind: RowKind, checkpoint: Checkpoint, only: Sequence[bytes], label: str, *, force: bool
+        self,
+        kind: RowKind,
+        checkpoint: Checkpoint,
+        only: Sequence[bytes],
+        label: str,
+        *,
+        force: bool,
+        instead_of: Sequence[str] = (),
     ) -> Travelled:
         # Before anything ends: whether one can get there at all.
         if not only:
@@ -759,7 +782,9 @@ class Workspace:
 
         async with self._offline(timeout=_LOCK_TIMEOUT_S):
             await to_thread.run_sync(self._complete_overlay)
-            journey = await to_thread.run_sync(self.timeline.travel, kind, checkpoint, only, label)
+            journey = await to_thread.run_sync(
+                lambda: self.timeline.travel(kind, checkpoint, only, label, instead_of=instead_of)
+            )
             counts = {"removed": len(journey.removed), "restored": len(journey.restored)}
             self.audit.append(kind.value, session=self.session, message=label, counts=counts)
         return Travelled(journey, ended)

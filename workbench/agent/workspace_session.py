@@ -36,6 +36,8 @@ from workbench.errors import (
     OptionsError,
     RewindError,
     SessionBusyError,
+    SessionChangedError,
+    SessionNotFoundError,
     StateError,
     WorkbenchError,
 )
@@ -244,7 +246,7 @@ class WorkspaceSession:
                 files=files,
                 conversation=conversation,
                 after=await to_thread.run_sync(self._newest),
-                head=after[-1].id if after else "",
+                head=last_id(after),
                 removed=before[len(after) :],
             )
 
@@ -263,7 +265,7 @@ class WorkspaceSession:
         travel = undone[-1]
 
         def change(messages: Messages) -> Messages:
-            if travel.conversation and (messages[-1].id if messages else "") != travel.head:
+            if travel.conversation and last_id(messages) != travel.head:
                 raise _nothing_to_redo("The conversation went on since the rewind.")
             return (*messages, *travel.removed)
 
@@ -306,6 +308,60 @@ class WorkspaceSession:
             }
         )
         await StoreHistory(store).change(session, lambda _: fork)
+
+    async def prepare(self, text: str) -> tuple[str, str]:
+        """For forks that are all to be told a message: take a checkpoint under its id; that id, and what they are to be told.
+
+        That's the text after what the person said of the changes in a review, which stays until one of them is adopted.
+        Raises as `start`.
+        """
+        async with self._beginning:
+            message_id = await self._prepare(text, None)
+            return message_id, await self._with_comments(text, message_id)
+
+    async def adopt(
+        self, fork: str, commit: str, *, message_id: str, instead_of: Sequence[tuple[str, str]], force: bool = False
+    ) -> Travelled:
+        """Take over the files that a fork had at a checkpoint of its own (its commit), and its conversation.
+
+        The fork was told the message that `prepare` was called for. Only where this session is what it was: `instead_of` are
+        pairs of a checkpoint's commit and the id of the conversation's last message, empty for none. Else raises
+        SessionChangedError. Raises SessionNotFoundError, RewindError (session_busy), StoreError, and as `Workspace.adopt`.
+        """
+        stored = await FileSessionStore(self.workspace.directory).load(fork)
+        if stored is None:
+            raise SessionNotFoundError(f"There is no conversation of a session '{fork}'.")
+        found: list[Travelled] = []
+
+        def change(messages: Messages) -> Messages:
+            if last_id(messages) not in {last for _, last in instead_of}:
+                raise SessionChangedError(
+                    f"The conversation of session '{self.agent.id}' went on meanwhile, and isn't replaced.",
+                    hint=f"Go on in the other one: say `--session {fork}`.",
+                )
+            return stored.messages
+
+        @asynccontextmanager
+        async def around(before: Messages, after: Messages) -> AsyncIterator[None]:
+            commits = [each for each, _ in instead_of]
+            found.append(await self.workspace.adopt(fork, commit, instead_of=commits, force=force))
+            yield
+
+        await self.agent.change_transcript(message_id, change, around=around)
+        if stored.title and not self.agent.detail().title:
+            await self.agent.rename(stored.title)
+        await to_thread.run_sync(self._forget_before, message_id)
+        return found[0]
+
+    def _forget_before(self, message_id: str) -> None:
+        """Drop the comments that were told with a message."""
+        asked_ns = self.workspace.timeline.find(message_id).created_at
+        comments = self.workspace.reviewing.comments
+        try:
+            comments.forget([comment for comment in comments.all() if comment.at_ns <= asked_ns])
+        except StateError as error:
+            # The files and the conversation are there all the same.
+            self.agent.publish(Notice(code=error.code, message=f"{error.message} {error.hint}"))
 
     async def has_message(self, message_id: str) -> bool:
         """Whether a run was begun with it, of files and conversation that can go back to before it."""
@@ -457,6 +513,11 @@ class WorkspaceSession:
         except WorkbenchError as error:
             # The run goes on: what was there before the message is kept all the same.
             self.agent.publish(Notice(code=error.code, message=f"No checkpoint after {label}: {error.message}"))
+
+
+def last_id(messages: Messages) -> str:
+    """The id of the last message, empty where there is none."""
+    return messages[-1].id if messages else ""
 
 
 def _tools(workspace: Workspace, model: LanguageModel, seen: SeenFiles) -> ToolRegistry:

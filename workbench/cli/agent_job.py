@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import IO
 
@@ -23,6 +23,8 @@ from workbench.cli.failure import EXIT_CHECK, EXIT_CONFLICT, EXIT_ERROR
 from workbench.cli.look import count_changes
 from workbench.cli.options import Context, keep_small
 from workbench.errors import ConflictError, OptionsError, RunFailedError, WorkbenchError
+from workbench.models.adapter import WireModel
+from workbench.models.base import LanguageModel
 from workbench.models.resolving import resolve
 from workbench.mounting import SandboxOptions
 from workbench.protocol.commands import Command
@@ -31,7 +33,7 @@ from workbench.review.policy import Mode
 from workbench.workspace import Workspace
 
 EXIT_LIMIT, EXIT_WAITS, EXIT_CANCELLED = 5, 7, 130
-_LIMITS = frozenset({EndReason.MAX_TURNS, EndReason.BUDGET, EndReason.STUCK})
+LIMITS = frozenset({EndReason.MAX_TURNS, EndReason.BUDGET, EndReason.STUCK})
 _WAITING = frozenset({"policy_waits", "risky_paths", "not_landable", "policy_denied"})
 
 
@@ -57,63 +59,75 @@ class Job:
     """One call of `run`."""
 
     def __init__(self, context: Context, options: SandboxOptions, wishes: Wishes) -> None:
-        self._context = context
-        self._options = options
-        self._wishes = wishes
-        self._check = Command(("sh", "-c", wishes.check)) if wishes.check else None
+        self.context = context
+        self.options = options
+        self.wishes = wishes
+        self.check = Command(("sh", "-c", wishes.check)) if wishes.check else None
         self._settings = load()
         self._rules = PermissionRules(self._settings.permissions)
+        self._asking = anyio.Lock()
 
     async def run(self) -> int:
         """The exit code."""
-        name = self._wishes.model or self._settings.model
+        asked = self.model()
+        async with AsyncExitStack() as stack:
+            workspace = await stack.enter_async_context(self.context.open(self.options))
+            model = await stack.enter_async_context(asked)
+            session = await stack.enter_async_context(self.session(workspace, model))
+            log: IO[str] | None = None
+            if self.wishes.events:
+                log = stack.enter_context(open(self.wishes.events, "a", encoding="utf-8"))  # noqa: SIM115
+            code = await self._follow(workspace, session, log)
+            keep_small(workspace)
+            return code
+
+    def model(self) -> WireModel:
+        """The model that is asked. Raises OptionsError where none is named, and as `resolve`."""
+        name = self.wishes.model or self._settings.model
         if not name:
             raise OptionsError(
                 "No model is named.",
                 hint="Give --model PROVIDER/NAME, or set WORKBENCH_MODEL; workbench models lists what is configured.",
             )
-        async with AsyncExitStack() as stack:
-            workspace = await stack.enter_async_context(self._context.open(self._options))
-            options = SessionOptions(
-                max_turns=self._wishes.max_turns,
-                run_timeout=self._wishes.timeout,
-                budget=Budget(run_usd=self._wishes.budget) if self._wishes.budget is not None else None,
-                resolve_permission=self._rules,
-                approve=self._approve(workspace),
-            )
-            model = await stack.enter_async_context(resolve(name, key_command=self._wishes.key_command))
-            session = await stack.enter_async_context(
-                WorkspaceSession.open(
-                    workspace,
-                    model=model,
-                    options=options,
-                    notes=self._wishes.notes,
-                )
-            )
-            if not self._wishes.continued:
-                await session.agent.reset()
-            log: IO[str] | None = None
-            if self._wishes.events:
-                log = stack.enter_context(open(self._wishes.events, "a", encoding="utf-8"))  # noqa: SIM115
-            code = await self._follow(workspace, session, log)
-            keep_small(workspace)
-            return code
+        return resolve(name, key_command=self.wishes.key_command)
 
-    def _approve(self, workspace: Workspace) -> ApprovalHandler | None:
-        if self._wishes.yes:
+    @asynccontextmanager
+    async def session(
+        self, workspace: Workspace, model: LanguageModel, *, share: int = 1, tag: str = ""
+    ) -> AsyncIterator[WorkspaceSession]:
+        """The session that works on a workspace, its conversation empty unless it's to be continued.
+
+        It has the budget's part of one of `share` sessions; `tag` is what a question to a person begins with. Raises as
+        `WorkspaceSession.open`.
+        """
+        budget = self.wishes.budget
+        options = SessionOptions(
+            max_turns=self.wishes.max_turns,
+            run_timeout=self.wishes.timeout,
+            budget=Budget(run_usd=budget / share) if budget is not None else None,
+            resolve_permission=self._rules,
+            approve=self._approve(workspace, tag),
+        )
+        async with WorkspaceSession.open(workspace, model=model, options=options, notes=self.wishes.notes) as session:
+            if not self.wishes.continued:
+                await session.agent.reset()
+            yield session
+
+    def _approve(self, workspace: Workspace, tag: str) -> ApprovalHandler | None:
+        if self.wishes.yes:
             return approve_all
-        if self._context.json:
+        if self.context.json:
             return None
-        return Approver(workspace, self._rules, lasting="the rest of the run")
+        return Approver(workspace, self._rules, lasting="the rest of the run", tag=tag, asking=self._asking)
 
     async def _follow(self, workspace: Workspace, session: WorkspaceSession, log: IO[str] | None) -> int:
-        conversation = Conversation(quiet=self._context.quiet)
-        async with await session.run(self._wishes.task) as run, anyio.create_task_group() as group:
-            group.start_soon(_cancel_on_interrupt, run.cancel)
+        conversation = Conversation(quiet=self.context.quiet)
+        async with await session.run(self.wishes.task) as run, anyio.create_task_group() as group:
+            group.start_soon(cancel_on_interrupt, run.cancel)
             async for event in run:
                 if log is not None and event.type != "thinking":
                     print(event.model_dump_json(), file=log, flush=True)
-                if self._context.json:
+                if self.context.json:
                     output.write_json(event)
                 else:
                     conversation.show(event)
@@ -127,7 +141,7 @@ class Job:
     async def _failed(self, workspace: Workspace, error: RunFailedError) -> int:
         code = EXIT_LIMIT if error.end_reason is EndReason.TIMEOUT else EXIT_ERROR
         changes = await count_changes(workspace)
-        if self._context.json:
+        if self.context.json:
             info = {"code": error.code, "message": error.message, "hint": error.hint}
             output.write_json(
                 RunReport(
@@ -148,13 +162,13 @@ class Job:
         changes = await count_changes(workspace)
         waits: WorkbenchError | None = None
         commit_id = ""
-        code = EXIT_LIMIT if result.end_reason in _LIMITS else 0
+        code = EXIT_LIMIT if result.end_reason in LIMITS else 0
         if result.end_reason is EndReason.CANCELLED:
             code = EXIT_CANCELLED
-        elif not code and changes and self._wishes.commit is not Mode.NEVER:
-            code, commit_id, waits = await self._decide(workspace, result)
+        elif not code and changes and self.wishes.commit is not Mode.NEVER:
+            code, commit_id, waits = await self.decide(workspace, result.ok)
             changes = await count_changes(workspace)
-        if self._context.json:
+        if self.context.json:
             output.write_json(
                 RunReport(
                     exit_code=code,
@@ -171,10 +185,10 @@ class Job:
             return code
         if waits is not None:
             output.error(waits, as_json=False)
-        if not self._context.quiet:
+        if not self.context.quiet:
             output.say(how_it_ended(result))
         if commit_id:
-            checked = "after the check passed" if self._check is not None else "without a check"
+            checked = "after the check passed" if self.check is not None else "without a check"
             output.say(f"landed {checked}, as commit {commit_id}")
         elif code in (EXIT_LIMIT, EXIT_CANCELLED):
             self._say_what_stays(changes, result.message_id)
@@ -182,18 +196,20 @@ class Job:
             output.say(f"{output.count(changes, 'file')} changed: workbench review")
         return code
 
-    async def _decide(self, workspace: Workspace, result: RunResult) -> tuple[int, str, WorkbenchError | None]:
-        """The exit code, what landed, and why it doesn't land by itself."""
-        report: Callable[[str], None] = (lambda _: None) if self._context.quiet else output.say
+    async def decide(
+        self, workspace: Workspace, ok: bool, *, passed: str = ""
+    ) -> tuple[int, str, WorkbenchError | None]:
+        """The exit code, what landed, and why it doesn't land by itself; `passed` is the digest of what passed the check."""
+        report: Callable[[str], None] = (lambda _: None) if self.context.quiet else output.say
         try:
-            if self._wishes.commit is Mode.SUCCESS and result.ok:
+            if self.wishes.commit is Mode.SUCCESS and ok:
                 landed = await workspace.land_by_itself(
-                    self._check, on_stdout=_to_stderr, on_stderr=_to_stderr, report=report
+                    self.check, on_stdout=_to_stderr, on_stderr=_to_stderr, report=report, passed=passed
                 )
                 return 0, landed.committed.commit_id if landed is not None else "", None
-            if self._check is not None:
+            if self.check is not None and not passed:
                 digest = workspace.reviewed(await workspace.changes())
-                await workspace.check(digest, self._check, on_stdout=_to_stderr, on_stderr=_to_stderr, report=report)
+                await workspace.check(digest, self.check, on_stdout=_to_stderr, on_stderr=_to_stderr, report=report)
         except WorkbenchError as error:
             if error.code == "check_failed":
                 return EXIT_CHECK, "", error
@@ -208,7 +224,8 @@ class Job:
             output.say(f"{stay}; workbench rewind {message_id} takes back what the run did")
 
 
-async def _cancel_on_interrupt(cancel: Callable[[], bool]) -> None:
+async def cancel_on_interrupt(cancel: Callable[[], object]) -> None:
+    """Call `cancel` at each ^C, and when the process is to end; until it's cancelled itself."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             cancel()

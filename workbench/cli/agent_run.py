@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,12 +23,7 @@ from workbench.cli.options import (
     failing,
 )
 from workbench.mounting import SandboxOptions
-from workbench.protocol.runs import EndReason
 from workbench.review.policy import Mode
-
-EXIT_LIMIT, EXIT_WAITS, EXIT_CANCELLED = 5, 7, 130
-_LIMITS = frozenset({EndReason.MAX_TURNS, EndReason.BUDGET, EndReason.STUCK, EndReason.TIMEOUT})
-_WAITING = frozenset({"policy_waits", "risky_paths", "not_landable", "policy_denied"})
 
 ModelOption = Annotated[
     str,
@@ -43,7 +39,10 @@ KeyCommandOption = Annotated[
 ]
 TurnsOption = Annotated[int, typer.Option("--max-turns", min=1, metavar="N", help="Replies of the model.")]
 BudgetOption = Annotated[
-    float | None, typer.Option("--budget", min=0, metavar="USD", help="End the run once its model has cost this much.")
+    float | None,
+    typer.Option(
+        "--budget", min=0, metavar="USD", help="End the run once its model has cost this much; --attempts share it."
+    ),
 ]
 YesOption = Annotated[
     bool, typer.Option("--yes", metavar="", help="Approve every call of a tool that would be asked about.")
@@ -82,6 +81,25 @@ def run(
     ] = Mode.REVIEW,
     max_turns: TurnsOption = 50,
     budget: BudgetOption = None,
+    attempts: Annotated[
+        int,
+        typer.Option(
+            "--attempts",
+            min=1,
+            metavar="N",
+            help="Make several attempts side by side, each in a fork of the session; the best of them is offered. Each gets an "
+            "equal part of the budget, and all of the time and the turns.",
+        ),
+    ] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            min=1,
+            metavar="K",
+            help="Attempts at a time; by default half as many as there are cores, at least 2.",
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="End the run after this time.")
     ] = 3600,
@@ -103,6 +121,10 @@ def run(
     It ends with 0 when it's done and nothing waits, 5 at a limit (turns, budget, time, no progress), 6 where the
     check failed, 7 where the changes wait for your review, 130 after ^C. With --json every event is an object on a line,
     and the last line is the result.
+
+    With --attempts the best is the one that succeeded, passed the check, and has the smallest change; what the session
+    holds is then what that one left, and `workbench attempts` has the others. Where none is good enough nothing is
+    offered, and it ends with 6 where a check failed.
     """
     # What asks models takes longer to import than most commands to run.
     from workbench.cli.agent_job import Job, Wishes
@@ -126,7 +148,14 @@ def run(
             notes=notes,
             events=events,
         )
-        code = anyio.run(Job(context, options, wishes).run)
+        job = Job(context, options, wishes)
+        if attempts == 1:
+            code = anyio.run(job.run)
+        else:
+            from workbench.cli.attempts_job import AttemptsJob
+
+            at_once = jobs or max(2, len(os.sched_getaffinity(0)) // 2)
+            code = anyio.run(AttemptsJob(job, attempts, at_once).run)
     raise typer.Exit(code)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from workbench import __version__
 from workbench.cli.agent_run import run
+from workbench.cli.attempts import attempts
 from workbench.cli.chat import chat
 from workbench.cli.decide import commit, revert
 from workbench.cli.discard import discard
@@ -70,6 +71,7 @@ app.command(rich_help_panel=TRAVEL)(checkpoint)
 app.command(rich_help_panel=TRAVEL)(rewind)
 app.command(rich_help_panel=TRAVEL)(redo)
 app.command(rich_help_panel=TRAVEL)(fork)
+app.add_typer(attempts, name="attempts", rich_help_panel=TRAVEL)
 app.command("prune", rich_help_panel=TRAVEL)(prune)
 app.add_typer(models, name="models", rich_help_panel=OTHERS)
 app.add_typer(images, name="images", rich_help_panel=OTHERS)

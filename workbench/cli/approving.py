@@ -26,12 +26,24 @@ async def approve_all(_: ApprovalRequest) -> bool:
 class Approver:
     """Asks about calls one by one, also those that run side by side; where there's no terminal the answer is no."""
 
-    def __init__(self, workspace: Workspace, rules: PermissionRules, *, lasting: str) -> None:
-        """`lasting` is how long an answer of "always" holds, in the rules: "the rest of the run"."""
+    def __init__(
+        self,
+        workspace: Workspace,
+        rules: PermissionRules,
+        *,
+        lasting: str,
+        tag: str = "",
+        asking: anyio.Lock | None = None,
+    ) -> None:
+        """`lasting` is how long an answer of "always" holds, in the rules: "the rest of the run".
+
+        Where several ask at one terminal they share a lock, and each question begins with a `tag`.
+        """
         self._workspace = workspace
         self._rules = rules
         self._lasting = lasting
-        self._asking = anyio.Lock()
+        self._tag = tag
+        self._asking = asking or anyio.Lock()
 
     async def __call__(self, request: ApprovalRequest) -> bool:
         """The answer; a cancellation comes through while nobody gives one."""
@@ -43,7 +55,7 @@ class Approver:
             # What was typed before the question was seen is no answer to it.
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
             with terminal.echo(sys.stdin.fileno(), True):
-                answer = await Prompt().ask(f"Allow it? y (yes), n (no), a (this tool, for {self._lasting})")
+                answer = await Prompt().ask(f"{self._tag}Allow it? y (yes), n (no), a (this tool, for {self._lasting})")
             if answer is None or answer.key.lower() not in ("y", "a"):
                 return False
             if answer.key.lower() == "a":

@@ -21,6 +21,7 @@ _REFUSALS = frozenset(
         "policy_denied",
         "confirmation_required",
         "changes_not_landed",
+        "session_changed",
     }
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -93,7 +93,7 @@ def text(said: str) -> str:
 
 def write_json(report: Frozen) -> None:
     """A report on stdout; on a terminal, or one that isn't UTF-8, what isn't ASCII is escaped."""
-    _write_json(report.model_dump_json())
+    write_json_text(report.model_dump_json())
 
 
 def write_schema(report: type[Frozen]) -> None:
@@ -103,10 +103,11 @@ def write_schema(report: type[Frozen]) -> None:
 
 def write_json_list(reports: Iterable[Frozen]) -> None:
     """As `write_json`, a list of reports."""
-    _write_json(f"[{','.join(report.model_dump_json() for report in reports)}]")
+    write_json_text(f"[{','.join(report.model_dump_json() for report in reports)}]")
 
 
-def _write_json(text: str) -> None:
+def write_json_text(text: str) -> None:
+    """JSON on stdout, as `write_json`."""
     if sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
         text = json.dumps(json.loads(text), separators=(",", ":"))
     print(text)

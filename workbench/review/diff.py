@@ -97,13 +97,19 @@ def stat(changes: Iterable[Change], lower: Storage, store: Contents, *, width: i
     columns = _columns(rows, width)
     for row in rows:
         yield row.render(columns)
-    added, deleted = sum(row.added for row in rows), sum(row.deleted for row in rows)
+    added, deleted = _summed(rows)
     total = [f"{len(rows)} file{'s' if len(rows) != 1 else ''} changed"]
     if added or not deleted:
         total.append(f"{added} insertion{'s' if added != 1 else ''}(+)")
     if deleted or not added:
         total.append(f"{deleted} deletion{'s' if deleted != 1 else ''}(-)")
     yield f" {', '.join(total)}\n".encode()
+
+
+def counted_lines(changes: Iterable[Change], lower: Storage, store: Contents) -> tuple[int, int]:
+    """How many lines come and go, none in what is binary. Raises as `unified`."""
+    rows = [_row(change, lower, store) for change in changes]
+    return _summed(rows)
 
 
 def quoted(name: bytes) -> bytes:
@@ -397,6 +403,11 @@ def _row(change: Change, lower: Storage, store: Contents) -> _Row:
     ranges = [one for diff in diffs for one in changed_ranges(*map(split, diff.texts()))]
     added = sum(new_to - new_from for _, _, new_from, new_to in ranges)
     return _Row(name, added, sum(old_to - old_from for old_from, old_to, _, _ in ranges), None)
+
+
+def _summed(rows: Iterable[_Row]) -> tuple[int, int]:
+    found = list(rows)
+    return sum(row.added for row in found), sum(row.deleted for row in found)
 
 
 def _renaming(old: bytes, new: bytes) -> bytes:

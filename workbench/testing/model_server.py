@@ -7,7 +7,7 @@ import json
 import select
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -48,14 +48,20 @@ class StubModelServer:
         *replies: StubReply,
         key: str | None = None,
         repeat: bool = False,
+        answer: Callable[[StubRequest], StubReply | None] | None = None,
         models: Sequence[str] = ("m",),
         host: Literal["127.0.0.1", "::1"] = "127.0.0.1",
     ) -> None:
-        """With a `key`, requests without it get 401 and hear what they sent; `repeat` gives the last reply for ever."""
+        """With a `key`, requests without it get 401 and hear what they sent; `repeat` gives the last reply for ever.
+
+        With `answer` there is no script: it's called with one request at a time, and None is no reply. So conversations
+        that go on side by side can be told apart by what was said in them.
+        """
         self.requests: list[StubRequest] = []
         self._replies = list(replies)
         self._key = key
         self._repeat = repeat
+        self._answer = answer
         self._models = tuple(models)
         self._host = host
         self._lock = threading.Lock()
@@ -114,6 +120,8 @@ class StubModelServer:
     def _next(self, request: StubRequest) -> StubReply | None:
         with self._lock:
             self.requests.append(request)
+            if self._answer is not None:
+                return self._answer(request)
             if self._repeat and len(self._replies) == 1:
                 return self._replies[0]
             return self._replies.pop(0) if self._replies else None
