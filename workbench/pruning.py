@@ -188,21 +188,26 @@ def remove_session(state: StateDirectory, old: Old, before_ns: int) -> str:
                 if fd < 0:
                     return IN_USE
                 held.callback(os.close, fd)
-        image = overlay.record().image
-        leftovers.unmount(overlay, state.id)
-        # First: a session without checkpoints can be pruned again, checkpoints without a session can't.
-        if os.path.exists(os.path.join(workspace.checkpoints, "HEAD")):
-            with CheckpointStore(workspace.checkpoints) as store:
-                for name in (f"{now.name}/{GIT}", now.name):
-                    store.drop_session(name)
-        if os.path.isdir(now.conversation):
-            _remove(state, now.conversation)
+        take_away(state, workspace, overlay, now.name)
         for path in locks:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-        aside = state.set_aside(overlay.path)
-    leftovers.remove_tree(aside, image=image)
     return ""
+
+
+def take_away(state: StateDirectory, workspace: WorkspaceDirectory, overlay: OverlayDirectory, name: str) -> None:
+    """Remove a session with all that it holds; the caller has its overlay's lock. Raises StateError, SandboxError, OSError."""
+    image = overlay.record().image
+    leftovers.unmount(overlay, state.id)
+    # First: a session without checkpoints can be pruned again, checkpoints without a session can't.
+    if os.path.exists(os.path.join(workspace.checkpoints, "HEAD")):
+        with CheckpointStore(workspace.checkpoints) as store:
+            for kept in (f"{name}/{GIT}", name):
+                store.drop_session(kept)
+    conversation = workspace.conversation_path(name)
+    if os.path.isdir(conversation):
+        _remove(state, conversation)
+    leftovers.remove_tree(state.set_aside(overlay.path), image=image)
 
 
 def _conversation_locks(session: Session) -> list[str]:

@@ -1,0 +1,404 @@
+"""Which contents files had from one of an agent's replies to the next, told from its edits and from what is there now.
+
+An agent that worked in the real directory has left its work there. So of each file it's found out first which of its edits
+it has already: by applying them, and else by taking them back from what it holds. What they were made on is then worked
+out, and the overlay begins with that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from urllib.parse import unquote
+
+from workbench.importing.operations import UNKNOWN, Content, FileDeed, Files, Operation, UnfitError, of_diff, of_patch
+from workbench.importing.operations import said as said_of
+from workbench.review.names import is_git
+from workbench.transcripts.changes import Diff, Patch, Unrecorded, Write
+from workbench.transcripts.importing import Edit
+from workbench.vfs import paths
+from workbench.vfs.storage import Kind, Storage
+
+_MOST_BYTES = 64 << 20
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+
+Told = Callable[[int, int], None]
+"""Called with how many edits are done, and how many there are."""
+
+
+class Status(StrEnum):
+    """What became of an edit.
+
+    `APPLIED`: what it was made on is there. `ALREADY`: the file has it. `CONFLICT`: neither, so it's left out. `OUTSIDE`: its
+    path leads out of the workspace, or into a repository's `.git`; it's left out. `UNRECORDED`: the records don't hold it.
+    """
+
+    APPLIED = "applied"
+    ALREADY = "already"
+    CONFLICT = "conflict"
+    OUTSIDE = "outside"
+    UNRECORDED = "unrecorded"
+
+
+@dataclass(slots=True)
+class Planned:
+    """One edit of one file; `path` is as recorded, `reason` says why it's left out."""
+
+    message_id: str
+    path: str
+    action: str
+    status: Status
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Step:
+    """What one reply of the agent's did: first files moved, then the contents of those that it changed; None is no file."""
+
+    message_id: str
+    moves: list[tuple[bytes, bytes]] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    files: dict[bytes, bytes | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All edits with what becomes of them, what the overlay begins with, and the steps in order."""
+
+    edits: tuple[Planned, ...]
+    before: Step
+    steps: tuple[Step, ...]
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """How many edits have each status."""
+        found = Counter(edit.status for edit in self.edits)
+        return {status: found[status] for status in Status}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where recorded paths lie in a workspace: each directory as recorded, with the path that it's taken for.
+
+    `start` is the recorded directory that relative ones begin at.
+    """
+
+    directories: tuple[tuple[str, bytes], ...]
+    start: str
+
+    @classmethod
+    def of(cls, root: bytes, cwd: str | None, from_dir: str | None) -> Places:
+        """`from_dir` stands for the root, by default the session's directory where that isn't in the workspace."""
+        here = (os.fsdecode(root), b"")
+        if from_dir is not None:
+            return cls(((_plain(from_dir), b""),), cwd or from_dir)
+        if cwd is None:
+            return cls((here,), here[0])
+        real = os.path.realpath(os.fsencode(cwd)) if os.path.isabs(cwd) and "\0" not in cwd else b""
+        if real == root:
+            return cls(((_plain(cwd), b""), here), cwd)
+        if real.startswith(root + b"/"):
+            return cls(((_plain(cwd), real.removeprefix(root + b"/")), here), cwd)
+        if root.startswith(real + b"/") and os.path.isdir(real):
+            # It was started above the workspace: what is beside that is outside.
+            return cls((here,), cwd)
+        return cls((here, (_plain(cwd), b"")), cwd)
+
+    def locate(self, recorded: str, directory: str = "") -> bytes | None:
+        """The path below the root that is meant, by name alone; None where it leads out."""
+        path = _plain(recorded)
+        start = self.start if not directory else _joined(self.start, directory)
+        names = _names(_joined(start, path))
+        for known, below in self.directories:
+            base = _names(known)
+            if names is None or base is None or names[: len(base)] != base:
+                continue
+            rest = [*paths.parts(below), *map(_encoded, names[len(base) :])]
+            if rest and all(name is not None for name in rest):
+                return b"/".join(name for name in rest if name is not None)
+        return None
+
+
+def _plain(path: str) -> str:
+    """A path with slashes, whatever it was recorded as."""
+    if path.startswith("file://"):
+        path = unquote(path.removeprefix("file://"))
+    return path.replace("\\", "/") if _DRIVE.match(path) or path.startswith("\\\\") else path
+
+
+def _joined(directory: str, path: str) -> str:
+    path, directory = _plain(path), _plain(directory)
+    if path.startswith("/") or _DRIVE.match(path):
+        return path
+    if _DRIVE.match(directory):
+        path = path.replace("\\", "/")
+    return f"{directory}/{path}"
+
+
+def _names(path: str) -> list[str] | None:
+    """The components, without `.` and with `..` taken by name; None where that climbs above all, or there's a NUL."""
+    names: list[str] = []
+    for name in path.split("/"):
+        if name == "..":
+            if not names:
+                return None
+            names.pop()
+        elif name not in ("", "."):
+            names.append(name)
+    return None if "\0" in path or names[:1] == ["~"] else names
+
+
+def _encoded(name: str) -> bytes | None:
+    try:
+        return os.fsencode(name)
+    except UnicodeEncodeError:
+        return None
+
+
+def plan(edits: Sequence[Edit], places: Places, storage: Storage, *, told: Told | None = None) -> Plan:
+    """What becomes of each edit on the files of a storage, of which nothing is changed. Raises OSError."""
+    planning = _Planning(places, storage)
+    for edit in edits:
+        planning.add(edit)
+    return planning.plan(told)
+
+
+@dataclass(slots=True)
+class _Task:
+    """An operation, where its edit is listed, and the reply and tool that it came from."""
+
+    operation: Operation
+    row: Planned
+    reply_id: str
+    tool: str
+
+
+class _Planning:
+    """The edits so far, those that concern the same files together."""
+
+    def __init__(self, places: Places, storage: Storage) -> None:
+        self._places = places
+        self._storage = storage
+        self._rows: list[Planned] = []
+        self._tasks: list[_Task] = []
+        self._groups: dict[bytes, set[bytes]] = {}
+        self._found: dict[bytes, Content] = {}
+        self._above: set[bytes] = set()
+
+    def add(self, edit: Edit) -> None:
+        """Tell the operations of an edit."""
+        deed = edit.deed
+        try:
+            if isinstance(deed, Patch):
+                for path, each, target, creates in of_patch(deed.text):
+                    self._operation(edit, path, each, target, creates)
+            elif isinstance(deed, Diff):
+                self._operation(edit, edit.path, of_diff(deed), deed.moved_to or edit.path, False)
+            elif isinstance(deed, Unrecorded):
+                self._row(edit, edit.path, "edit", Status.UNRECORDED, "the records don't hold what was written")
+            else:
+                creates = isinstance(deed, Write) and edit.action == "add"
+                self._operation(edit, edit.path, deed, edit.path, creates)
+        except UnfitError as error:
+            for path in edit.named or (edit.path,):
+                self._row(edit, path, "edit", Status.CONFLICT, str(error))
+
+    def _row(self, edit: Edit, path: str, action: str, status: Status, reason: str = "") -> Planned:
+        row = Planned(edit.message_id, path, action, status, reason)
+        self._rows.append(row)
+        return row
+
+    def _operation(self, edit: Edit, path: str, deed: FileDeed, target: str, creates: bool) -> None:
+        action = "move" if target != path else "add" if creates else said_of(deed)
+        row = self._row(edit, path, action, Status.APPLIED)
+        try:
+            located = self._locate(path, edit.directory)
+            arrives = located if target == path else self._locate(target, edit.directory)
+        except _LeadsOutError as error:
+            row.status, row.reason = Status.OUTSIDE, str(error)
+            return
+        except UnfitError as error:
+            row.status, row.reason = Status.CONFLICT, str(error)
+            return
+        self._join(located, arrives)
+        self._tasks.append(_Task(Operation(located, deed, arrives, creates), row, edit.reply_id, edit.tool))
+
+    def _locate(self, recorded: str, directory: str) -> bytes:
+        """A path in the workspace, its symlinks followed; its content is read. Raises _LeadsOutError, UnfitError."""
+        path = self._places.locate(recorded, directory)
+        if path is None:
+            raise _LeadsOutError("it leads out of the workspace")
+        try:
+            path = self._followed(path)
+            if any(map(is_git, paths.parts(path))):
+                raise _LeadsOutError("it leads into a repository's .git")
+            if path not in self._found:
+                if path in self._above or any(above in self._found for above in _above(path)):
+                    raise UnfitError("another edit makes a directory there, or a file above it")
+                self._found[path] = self._read(path)
+                self._above.update(_above(path))
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.ELOOP):
+                raise _LeadsOutError("a symlink leads out of the workspace") from error
+            raise UnfitError(f"it can't be reached: {error.strerror}") from error
+        return path
+
+    def _followed(self, path: bytes) -> bytes:
+        names = paths.parts(path)
+        for count in range(len(names), -1, -1):
+            try:
+                there = paths.resolve(
+                    b"/".join(names[:count]), lambda at: self._storage.stat(at).kind, self._storage.readlink
+                )
+            except FileNotFoundError:
+                continue
+            return paths.join(there, *names[count:])
+        return path
+
+    def _read(self, path: bytes) -> bytes | None:
+        try:
+            found = self._storage.stat(path)
+        except FileNotFoundError:
+            return None
+        if found.kind is not Kind.FILE:
+            raise UnfitError(f"a {found.kind.value} is there")
+        if found.size > _MOST_BYTES:
+            raise UnfitError("the file that is there is too big")
+        with self._storage.open(path) as file:
+            return file.read()
+
+    def _join(self, *together: bytes) -> None:
+        group = set().union(*(self._groups.get(path, {path}) for path in together))
+        for path in group:
+            self._groups[path] = group
+
+    def plan(self, told: Told | None) -> Plan:
+        """All of it."""
+        before = Step("")
+        steps: dict[str, Step] = {}
+        by_group: dict[int, list[_Task]] = {}
+        for task in self._tasks:
+            by_group.setdefault(id(self._groups[task.operation.path]), []).append(task)
+            steps.setdefault(task.reply_id, Step(task.row.message_id))
+        done = 0
+        for tasks in by_group.values():
+            here: Files = {path: self._found[path] for path in sorted(self._groups[tasks[0].operation.path])}
+            start, statuses = _solved([task.operation for task in tasks], here)
+            shown = dict(here)
+            _take_over(shown, start, before)
+            if start != here:
+                taken_back = [
+                    task.operation for task, (status, _) in zip(tasks, statuses, strict=True) if status is _HAS
+                ]
+                before.moves += [(each.target, each.path) for each in reversed(taken_back) if each.target != each.path]
+            files = start
+            for task, (status, reason) in zip(tasks, statuses, strict=True):
+                operation, step = task.operation, steps[task.reply_id]
+                task.row.status, task.row.reason = status, reason
+                after = files if status is Status.CONFLICT else _after(operation, files)
+                if after != files and operation.target != operation.path:
+                    step.moves.append((operation.path, operation.target))
+                if _take_over(shown, after, step) and task.tool not in step.tools:
+                    step.tools.append(task.tool)
+                files = after
+                done += 1
+                if told is not None:
+                    told(done, len(self._tasks))
+        return Plan(tuple(self._rows), before, tuple(step for step in steps.values() if step.files))
+
+
+def _above(path: bytes) -> list[bytes]:
+    """The directories that a path is in, but for the root."""
+    names = paths.parts(path)
+    return [b"/".join(names[:count]) for count in range(1, len(names))]
+
+
+def _take_over(shown: dict[bytes, Content], files: Files, step: Step) -> bool:
+    """Note in a step what differs from what was shown; whether anything does."""
+    changed = {path: content for path, content in files.items() if content is not UNKNOWN and content != shown[path]}
+    shown.update(changed)
+    step.files.update(changed)
+    return bool(changed)
+
+
+class _LeadsOutError(Exception):
+    """A path that nothing is written at; why, as part of a sentence."""
+
+
+_HAS = Status.ALREADY
+_Statuses = list[tuple[Status, str]]
+
+
+def _solved(operations: Sequence[Operation], here: Files) -> tuple[Files, _Statuses]:
+    """What the files were before the operations, and the status of each."""
+    forward = _all_forward(operations, here)
+    needs_nothing = all(operation.always_fits and not operation.creates for operation in operations)
+    if forward is not None and not needs_nothing and forward != here:
+        return here, _by_change(operations, here)
+    for count in range(len(operations), 0, -1):
+        start = _taken_back(operations[:count], here)
+        if start is not None and _all_forward(operations[count:], here) is not None:
+            return start, [(Status.ALREADY, "")] * count + _by_change(operations[count:], here)
+    if forward is not None:
+        return here, _by_change(operations, here)
+    return here, _one_by_one(operations, here)
+
+
+def _all_forward(operations: Sequence[Operation], files: Files) -> Files | None:
+    try:
+        for operation in operations:
+            files = operation.forward(files)
+    except UnfitError:
+        return None
+    return files
+
+
+def _after(operation: Operation, files: Files) -> Files:
+    """What an operation that counts as done makes of files; where they are unknown, or have it, they stay."""
+    try:
+        return operation.forward(files)
+    except UnfitError:
+        return files
+
+
+def _by_change(operations: Sequence[Operation], files: Files) -> _Statuses:
+    found: _Statuses = []
+    for operation in operations:
+        after = operation.forward(files)
+        found.append((Status.ALREADY if after == files else Status.APPLIED, ""))
+        files = after
+    return found
+
+
+def _taken_back(operations: Sequence[Operation], here: Files) -> Files | None:
+    """What the files were before all the operations, if those were done; it's made sure that they lead here again."""
+    files: Files = here
+    for operation in reversed(operations):
+        before = operation.backward(files)
+        if before is None:
+            return None
+        files = before
+    again = files
+    for operation in operations:
+        again = _after(operation, again)
+    known = all(content is UNKNOWN or content == here[path] for path, content in again.items())
+    return files if known else None
+
+
+def _one_by_one(operations: Sequence[Operation], files: Files) -> _Statuses:
+    found: _Statuses = []
+    for operation in operations:
+        try:
+            after = operation.forward(files)
+        except UnfitError as error:
+            has_it = operation.backward(files) is not None
+            found.append((Status.ALREADY, "") if has_it else (Status.CONFLICT, str(error)))
+            continue
+        found.append((Status.ALREADY if after == files else Status.APPLIED, ""))
+        files = after
+    return found
