@@ -51,11 +51,6 @@ class Operation:
     target: bytes
     creates: bool = False
 
-    @property
-    def always_fits(self) -> bool:
-        """Whether it needs nothing in particular to be there."""
-        return isinstance(self.deed, Append | Insert | Write)
-
     def forward(self, files: Files) -> Files:
         """The files after it. Raises UnfitError."""
         now = files[self.path]
@@ -100,12 +95,31 @@ class Operation:
         now = files[self.target]
         if self.target != self.path and files[self.path] not in (None, UNKNOWN):
             return None
+        if self._removes and self._fits(files):
+            return None
         before = now if now is UNKNOWN else self._before(now)
         if before is _NOT_DONE:
             return None
         if self.target == self.path:
             return {**files, self.path: before}
         return {**files, self.target: None, self.path: before}
+
+    @property
+    def _removes(self) -> bool:
+        """Whether what it's made on isn't there any more after it."""
+        match self.deed:
+            case Replace(replacements):
+                return any(each.old not in each.new for each in replacements)
+            case Hunks(hunks):
+                return any("\n".join(hunk.old) not in "\n".join(_turned(hunk).old) for hunk in hunks)
+            case _:
+                return False
+
+    def _fits(self, files: Files) -> bool:
+        try:
+            return self.forward(files) != files
+        except UnfitError:
+            return False
 
     def _before(self, now: bytes | None) -> Any:
         deed = self.deed

@@ -336,16 +336,10 @@ _Statuses = list[tuple[Status, str]]
 
 def _solved(operations: Sequence[Operation], here: Files) -> tuple[Files, _Statuses]:
     """What the files were before the operations, and the status of each."""
-    forward = _all_forward(operations, here)
-    needs_nothing = all(operation.always_fits and not operation.creates for operation in operations)
-    if forward is not None and not needs_nothing and forward != here:
-        return here, _by_change(operations, here)
     for count in range(len(operations), 0, -1):
         start = _taken_back(operations[:count], here)
         if start is not None and _all_forward(operations[count:], here) is not None:
-            return start, [(Status.ALREADY, "")] * count + _by_change(operations[count:], here)
-    if forward is not None:
-        return here, _by_change(operations, here)
+            return start, [(_HAS, "")] * count + _one_by_one(operations[count:], here)
     return here, _one_by_one(operations, here)
 
 
@@ -366,15 +360,6 @@ def _after(operation: Operation, files: Files) -> Files:
         return files
 
 
-def _by_change(operations: Sequence[Operation], files: Files) -> _Statuses:
-    found: _Statuses = []
-    for operation in operations:
-        after = operation.forward(files)
-        found.append((Status.ALREADY if after == files else Status.APPLIED, ""))
-        files = after
-    return found
-
-
 def _taken_back(operations: Sequence[Operation], here: Files) -> Files | None:
     """What the files were before all the operations, if those were done; it's made sure that they lead here again."""
     files: Files = here
@@ -393,12 +378,13 @@ def _taken_back(operations: Sequence[Operation], here: Files) -> Files | None:
 def _one_by_one(operations: Sequence[Operation], files: Files) -> _Statuses:
     found: _Statuses = []
     for operation in operations:
-        try:
-            after = operation.forward(files)
-        except UnfitError as error:
-            has_it = operation.backward(files) is not None
-            found.append((Status.ALREADY, "") if has_it else (Status.CONFLICT, str(error)))
+        if _taken_back((operation,), files) is not None:
+            found.append((_HAS, ""))
             continue
-        found.append((Status.ALREADY if after == files else Status.APPLIED, ""))
-        files = after
+        try:
+            files = operation.forward(files)
+        except UnfitError as error:
+            found.append((Status.CONFLICT, str(error)))
+        else:
+            found.append((Status.APPLIED, ""))
     return found
