@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from workbench.importing.operations import UNKNOWN, Content, FileDeed, Files, Operation, UnfitError, of_diff, of_patch
 from workbench.importing.operations import said as said_of
 from workbench.review.names import is_git
-from workbench.transcripts.changes import Diff, Patch, Unrecorded, Write
+from workbench.transcripts.changes import Delete, Diff, Patch, Unrecorded, Write
 from workbench.transcripts.importing import Edit
 from workbench.vfs import paths
 from workbench.vfs.storage import Kind, Storage
@@ -336,7 +336,11 @@ _Statuses = list[tuple[Status, str]]
 
 def _solved(operations: Sequence[Operation], here: Files) -> tuple[Files, _Statuses]:
     """What the files were before the operations, and the status of each."""
+    fits = _all_forward(operations, here) is not None
     for count in range(len(operations), 0, -1):
+        if fits and isinstance(operations[count - 1].deed, Delete):
+            # What isn't there needn't have been deleted.
+            continue
         start = _taken_back(operations[:count], here)
         if start is not None and _all_forward(operations[count:], here) is not None:
             return start, [(_HAS, "")] * count + _one_by_one(operations[count:], here)
