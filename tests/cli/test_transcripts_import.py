@@ -27,8 +27,6 @@ from workbench.models.adapter import WireModel
 from workbench.testing import StubCall, StubModelServer, StubReply
 from workbench.workspace import Workspace
 
-pytest_plugins = ("tests.transcripts.conftest",)
-
 WHERE = "/somewhere/else/project"
 
 

@@ -404,7 +404,7 @@ def planned(root: Path, made: Sequence[Edit]) -> Plan:
         return plan(made, Places.of(os.fsencode(root), WHERE, None), storage)
 
 
-def outcome(root: Path, made: Plan) -> dict[bytes, bytes | None]:
+def outcome(made: Plan) -> dict[bytes, bytes | None]:
     """What the files that are touched come to in the end."""
     files = {**made.before.files}
     for step in made.steps:
@@ -441,7 +441,13 @@ def test_an_edit_is_applied_is_there_already_or_conflicts(
     assert made.before.files == before
     if "conflict" not in expected:
         rest = content.removeprefix("one").removeprefix("two").removeprefix("three\nfour")
-        assert outcome(tmp_path, made) == {b"a": f"three\nfour{rest}".encode()}
+        assert outcome(made) == {b"a": f"three\nfour{rest}".encode()}
+
+
+def test_what_is_there_already_isn_t_done_twice_beside_a_conflict(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a\nx\n")
+    made = planned(tmp_path, edits(("a", Replace((Replacement("q", "r"),))), ("a", Append("x\n"))))
+    assert (statuses(made), outcome(made)) == (["conflict", "already"], {})
 
 
 def test_a_file_that_was_made_and_is_another_now_isn_t_written_over(tmp_path: Path) -> None:
@@ -449,7 +455,7 @@ def test_a_file_that_was_made_and_is_another_now_isn_t_written_over(tmp_path: Pa
     assert statuses(planned(tmp_path, edits(("a", Write("new")), action="add"))) == ["conflict"]
     assert statuses(planned(tmp_path, edits(("a", Write("a person's")), action="add"))) == ["already"]
     made = planned(tmp_path, edits(("a", Write("new"))))
-    assert (statuses(made), outcome(tmp_path, made)) == (["applied"], {b"a": b"new"})
+    assert (statuses(made), outcome(made)) == (["applied"], {b"a": b"new"})
 
 
 def test_a_file_that_was_made_wasn_t_there_before(tmp_path: Path) -> None:
@@ -475,7 +481,7 @@ def test_each_kind_of_edit_goes_both_ways(tmp_path: Path, deed: Deed, before: st
     path = tmp_path / "a"
     path.write_text(before, newline="")
     made = planned(tmp_path, edits(("a", deed)))
-    assert (statuses(made), outcome(tmp_path, made)) == (["applied"], {b"a": after.encode()})
+    assert (statuses(made), outcome(made)) == (["applied"], {b"a": after.encode()})
     path.write_text(after, newline="")
     made = planned(tmp_path, edits(("a", deed)))
     assert (statuses(made), made.before.files) == (["already"], {b"a": before.encode()})
@@ -494,7 +500,7 @@ def test_files_are_made_moved_and_deleted_by_a_patch(tmp_path: Path) -> None:
         ("a", "move", "applied"),
         ("gone", "delete", "applied"),
     ]
-    assert outcome(tmp_path, made) == {b"sub/new": b"x\n", b"a": None, b"b": b"two\n", b"gone": None}
+    assert outcome(made) == {b"sub/new": b"x\n", b"a": None, b"b": b"two\n", b"gone": None}
     assert made.steps[0].moves == [(b"a", b"b")]
     (tmp_path / "a").unlink()
     (tmp_path / "gone").unlink()
@@ -516,7 +522,7 @@ def test_a_notebook_s_cell_is_replaced_and_what_is_none_conflicts(tmp_path: Path
         ),
     )
     assert statuses(made) == ["applied", "applied", "conflict"]
-    [content] = outcome(tmp_path, made).values()
+    [content] = outcome(made).values()
     assert content is not None
     found = json.loads(content)["cells"]
     assert [(cell["cell_type"], cell["source"], cell.get("outputs")) for cell in found] == [
@@ -691,6 +697,6 @@ def test_wherever_the_workspace_stands_in_an_agent_s_work_it_ends_with_all_of_it
         if (there := states[count]) is not None:
             (Path(directory) / "a").write_text(there)
         found = planned(Path(directory), made)
-        shown = outcome(Path(directory), found).get(b"a", None if there is None else there.encode())
+        shown = outcome(found).get(b"a", None if there is None else there.encode())
     assert {edit.status for edit in found.edits} <= {Status.APPLIED, Status.ALREADY}
     assert shown == (content or "").encode()

@@ -288,24 +288,20 @@ class _Planning:
         done = 0
         for tasks in by_group.values():
             here: Files = {path: self._found[path] for path in sorted(self._groups[tasks[0].operation.path])}
-            start, statuses = _solved([task.operation for task in tasks], here)
+            solution = _solved([task.operation for task in tasks], here)
             shown = dict(here)
-            _take_over(shown, start, before)
-            if start != here:
-                taken_back = [
-                    task.operation for task, (status, _) in zip(tasks, statuses, strict=True) if status is _HAS
-                ]
-                before.moves += [(each.target, each.path) for each in reversed(taken_back) if each.target != each.path]
-            files = start
-            for task, (status, reason) in zip(tasks, statuses, strict=True):
+            _take_over(shown, solution.start, before)
+            taken_back = [task.operation for task in tasks[: solution.taken_back]]
+            before.moves += [(each.target, each.path) for each in reversed(taken_back) if each.target != each.path]
+            files = solution.start
+            for task, outcome in zip(tasks, solution.outcomes, strict=True):
                 operation, step = task.operation, steps[task.reply_id]
-                task.row.status, task.row.reason = status, reason
-                after = files if status is Status.CONFLICT else _after(operation, files)
-                if after != files and operation.target != operation.path:
+                task.row.status, task.row.reason = outcome.status, outcome.reason
+                if outcome.files != files and operation.target != operation.path:
                     step.moves.append((operation.path, operation.target))
-                if _take_over(shown, after, step) and task.tool not in step.tools:
+                if _take_over(shown, outcome.files, step) and task.tool not in step.tools:
                     step.tools.append(task.tool)
-                files = after
+                files = outcome.files
                 done += 1
                 if told is not None:
                     told(done, len(self._tasks))
@@ -330,12 +326,26 @@ class _LeadsOutError(Exception):
     """A path that nothing is written at; why, as part of a sentence."""
 
 
-_HAS = Status.ALREADY
-_Statuses = list[tuple[Status, str]]
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of an operation, and what the files are after it."""
+
+    status: Status
+    files: Files
+    reason: str = ""
 
 
-def _solved(operations: Sequence[Operation], here: Files) -> tuple[Files, _Statuses]:
-    """What the files were before the operations, and the status of each."""
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """What the files were before the operations, how many of those were taken back for that, and what becomes of each."""
+
+    start: Files
+    taken_back: int
+    outcomes: list[_Outcome]
+
+
+def _solved(operations: Sequence[Operation], here: Files) -> _Solution:
+    """How the operations fit what is there."""
     fits = _all_forward(operations, here) is not None
     for count in range(len(operations), 0, -1):
         if fits and isinstance(operations[count - 1].deed, Delete):
@@ -343,8 +353,12 @@ def _solved(operations: Sequence[Operation], here: Files) -> tuple[Files, _Statu
             continue
         start = _taken_back(operations[:count], here)
         if start is not None and _all_forward(operations[count:], here) is not None:
-            return start, [(_HAS, "")] * count + _one_by_one(operations[count:], here)
-    return here, _one_by_one(operations, here)
+            outcomes, files = [], start
+            for operation in operations[:count]:
+                files = _again(operation, files)
+                outcomes.append(_Outcome(Status.ALREADY, files))
+            return _Solution(start, count, outcomes + _one_by_one(operations[count:], here))
+    return _Solution(here, 0, _one_by_one(operations, here))
 
 
 def _all_forward(operations: Sequence[Operation], files: Files) -> Files | None:
@@ -356,8 +370,8 @@ def _all_forward(operations: Sequence[Operation], files: Files) -> Files | None:
     return files
 
 
-def _after(operation: Operation, files: Files) -> Files:
-    """What an operation that counts as done makes of files; where they are unknown, or have it, they stay."""
+def _again(operation: Operation, files: Files) -> Files:
+    """What an operation that was done makes of files; where they are unknown it may not fit, and they stay."""
     try:
         return operation.forward(files)
     except UnfitError:
@@ -374,21 +388,21 @@ def _taken_back(operations: Sequence[Operation], here: Files) -> Files | None:
         files = before
     again = files
     for operation in operations:
-        again = _after(operation, again)
+        again = _again(operation, again)
     known = all(content is UNKNOWN or content == here[path] for path, content in again.items())
     return files if known else None
 
 
-def _one_by_one(operations: Sequence[Operation], files: Files) -> _Statuses:
-    found: _Statuses = []
+def _one_by_one(operations: Sequence[Operation], files: Files) -> list[_Outcome]:
+    outcomes = []
     for operation in operations:
         if _taken_back((operation,), files) is not None:
-            found.append((_HAS, ""))
+            outcomes.append(_Outcome(Status.ALREADY, files))
             continue
         try:
             files = operation.forward(files)
         except UnfitError as error:
-            found.append((Status.CONFLICT, str(error)))
+            outcomes.append(_Outcome(Status.CONFLICT, files, str(error)))
         else:
-            found.append((Status.APPLIED, ""))
-    return found
+            outcomes.append(_Outcome(Status.APPLIED, files))
+    return outcomes
