@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -23,8 +24,11 @@ from tests.waiting import wait_until
 from workbench.agent.repair import repaired
 from workbench.agent.workspace_session import WorkspaceSession
 from workbench.cli.app import app
+from workbench.importing.session import import_session
 from workbench.models.adapter import WireModel
 from workbench.testing import StubCall, StubModelServer, StubReply
+from workbench.transcripts import LocalPlatform, SessionRef
+from workbench.transcripts.importing import ImportedSession, load_to_import
 from workbench.workspace import Workspace
 
 WHERE = "/somewhere/else/project"
@@ -409,3 +413,18 @@ def test_an_import_that_was_killed_leaves_no_session(cli: Importer, tmp_path: Pa
     assert snapshot(cli.workspace) == before
     short = claude(tmp_path / "k.jsonl", ("again", [write("f", "1")]))
     assert cli.bring(short, "--session", "k")["counts"]["applied"] == 1
+
+
+def test_an_import_that_fails_leaves_no_session(cli: Importer, talk: Path) -> None:
+    def full(done: int, total: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def fail() -> None:
+        found = await load_to_import(LocalPlatform(), SessionRef(agent="claude-code", path=str(talk)))
+        assert isinstance(found, ImportedSession)
+        await import_session(os.fsencode(cli.workspace), found, session="full", told=full)
+
+    with pytest.raises(OSError, match="No space"):
+        anyio.run(fail)
+    assert cli.told("sessions")["sessions"] == []
+    assert cli.bring(talk, "--session", "full")["counts"]["applied"] == 4

@@ -19,7 +19,8 @@ from tests.transcripts.homes import ANSWERED, ASKED, HOMES, T0, T1, T2, WHERE, d
 from tests.transcripts.reading_sessions import heads
 from workbench.agent.repair import repaired
 from workbench.agent.validation import is_plain_json
-from workbench.importing.planning import Places, Plan, Status, plan
+from workbench.importing.places import Places
+from workbench.importing.planning import Plan, Status, plan
 from workbench.protocol.messages import ChatMessage
 from workbench.testing.conversations import session as stored_session
 from workbench.transcripts import LocalPlatform, SessionRef, builtin_provider

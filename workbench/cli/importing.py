@@ -103,7 +103,8 @@ async def _report(
     dry_run: bool,
     bar: Progress,
 ) -> ImportReport:
-    from workbench.importing.planning import Places, plan
+    from workbench.importing.places import Places
+    from workbench.importing.planning import plan
     from workbench.importing.session import free_name, import_session
     from workbench.vfs.local import LocalStorage
 

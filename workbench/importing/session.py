@@ -14,7 +14,8 @@ from workbench.agent.stores import FileSessionStore
 from workbench.agent.travels import Travels
 from workbench.errors import OverlayError, TranscriptError
 from workbench.importing.parts import Part
-from workbench.importing.planning import Places, Plan, Step, Told, plan
+from workbench.importing.places import Places
+from workbench.importing.planning import Plan, Step, Told, plan
 from workbench.protocol.messages import ChatMessage, Usage, now
 from workbench.protocol.sessions import SessionDetail
 from workbench.state import StateDirectory
@@ -83,7 +84,7 @@ async def import_session(
                 return await _Import(workspace, found, from_dir, only, told).run()
         except BaseException:
             state = StateDirectory.open()
-            remove_unfinished(state, state.workspace(root), session)
+            remove_unfinished(state, state.workspace(workspace.root), session)
             raise
 
 
