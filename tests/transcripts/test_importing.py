@@ -359,6 +359,25 @@ def test_codex_s_records_of_changes_stand_where_no_call_tells_of_them(tmp_path: 
     }
 
 
+def test_a_record_tells_what_a_call_s_arguments_don_t(tmp_path: Path) -> None:
+    path = tmp_path / "rollout-2026-03-01T10-00-00-x1.jsonl"
+    call = {"type": "function_call", "name": "write_file", "call_id": "1", "arguments": json.dumps({"path": "a.py"})}
+    done = {"type": "patch_apply_end", "call_id": "1", "success": True}
+    lines(
+        path,
+        {"timestamp": T0, "type": "session_meta", "payload": {"id": "x1", "timestamp": T0, "cwd": WHERE}},
+        {"timestamp": T0, "type": "event_msg", "payload": {"type": "user_message", "message": ASKED}},
+        {"timestamp": T1, "type": "response_item", "payload": call},
+        {
+            "timestamp": T1,
+            "type": "event_msg",
+            "payload": {**done, "changes": {"a.py": {"type": "add", "content": "x"}}},
+        },
+    )
+    [edit] = read("codex", path).edits
+    assert (edit.path, edit.deed, edit.action) == ("a.py", Write("x"), "add")
+
+
 def test_aider_s_passages_are_taken_from_its_replies(tmp_path: Path) -> None:
     path = tmp_path / ".aider.chat.history.md"
     block = "src/a.py\n```python\n<<<<<<< SEARCH\nold\n=======\nnew\n>>>>>>> REPLACE\n```"

@@ -152,10 +152,16 @@ def _wanted(transcript: Transcript) -> Iterator[SourcePointer]:
             and not (isinstance(source, LinePointer) and source.compressed)
         ):
             yield source
-    calls = {call.id for call in transcript.tool_calls if changes_of_call(call.name, call.arguments)}
+    calls = {call.id: call for call in transcript.tool_calls}
     for edit in transcript.edits:
-        if edit.call_id not in calls:
+        made_by = calls.get(edit.call_id or "")
+        if made_by is None or not _say_all(changes_of_call(made_by.name, made_by.arguments)):
             yield edit.source
+
+
+def _say_all(changes: Sequence[FileChange]) -> bool:
+    """Whether a call's arguments hold what it wrote."""
+    return bool(changes) and not all(isinstance(change.deed, Unrecorded) for change in changes)
 
 
 # What the records say of files
@@ -180,7 +186,7 @@ def _edits(transcript: Transcript, replies: Sequence[Reply], originals: dict[Sou
         first = group[0]
         call = calls.get(first.call_id or "")
         changes = changes_of_call(call.name, call.arguments) if call is not None else ()
-        if not changes or all(isinstance(change.deed, Unrecorded) for change in changes):
+        if not _say_all(changes):
             changes = recorded_changes(originals.get(first.source)) or changes
         if not changes:
             told = {edit.path: _told_in(said.get(edit.source), edit.path) for edit in group}
