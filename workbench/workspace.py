@@ -27,6 +27,7 @@ from workbench.live import LiveOverlay
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.protocol.egress import EgressEvent
+from workbench.pruning import remove_unfinished
 from workbench.review.audit import counted
 from workbench.review.bases import differing
 from workbench.review.branch import Branch
@@ -45,7 +46,6 @@ from workbench.sandbox.shell import ShellSession
 from workbench.searching import GrepOptions, Searching
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.timeline import Journey, Preview, Target, Timeline
-from workbench.unfinished import remove_unfinished
 from workbench.vfs import paths, search
 from workbench.vfs.listing import Listed, listing
 from workbench.vfs.local import LocalStorage

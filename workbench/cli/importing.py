@@ -13,7 +13,7 @@ from workbench.cli.foreign import AgentOption, SessionArgument, print_table, pro
 from workbench.cli.options import JsonOption, QuietOption, WorkspaceOption, failing, workspace_path
 from workbench.importing.parts import Part
 from workbench.protocol.reports import ImportedEditReport, ImportReport, PathReport
-from workbench.sessions import names
+from workbench.sessions import named
 from workbench.warm import workspace_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ async def _report(
     from workbench.vfs.local import LocalStorage
 
     transcript = found.transcript
-    name = name or free_name(names(root), transcript.ref.agent, transcript.session_id)
+    name = name or free_name([each for each, _ in named(root=root)], transcript.ref.agent, transcript.session_id)
     task = bar.add_task("Replaying", total=None)
 
     def told(done: int, total: int) -> None:

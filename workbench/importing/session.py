@@ -18,9 +18,10 @@ from workbench.importing.places import Places
 from workbench.importing.planning import Plan, Step, Told, plan
 from workbench.protocol.messages import ChatMessage, Usage, now
 from workbench.protocol.sessions import SessionDetail
+from workbench.pruning import remove_unfinished
 from workbench.state import StateDirectory
 from workbench.transcripts.importing import ImportedSession
-from workbench.unfinished import remove_unfinished, unfinished
+from workbench.unfinished import unfinished
 from workbench.vfs import paths
 from workbench.vfs.storage import Kind
 from workbench.workspace import Workspace
