@@ -396,13 +396,15 @@ def test_the_workspace_is_where_the_agent_worked_or_what_stands_for_it(cli: Impo
 
 
 def test_an_import_that_was_killed_leaves_no_session(cli: Importer, tmp_path: Path, state: Path) -> None:
-    session = claude(tmp_path / "k.jsonl", *((f"turn {n}", [write(f"f{n}", str(n))]) for n in range(400)))
+    session = claude(tmp_path / "k.jsonl", *((f"turn {n}", [write(f"f{n}", str(n))]) for n in range(1000)))
     before = snapshot(cli.workspace)
     argv = [sys.executable, "-m", "workbench", "transcripts", "import", str(session), "--session", "k"]
     process = subprocess.Popen([*argv, "-w", str(cli.workspace)], cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: list(state.glob("workspaces/*/overlays/k/upper/f1")), "the second turn is replayed")
         assert cli.told("log", "--session", "k", code=1)["error"]["code"] == "overlay_busy"
+        refused = cli("sessions", "delete", "k", "-w", str(cli.workspace), "--with-changes", "--yes", "--json", code=1)
+        assert json.loads(refused.stdout)["error"]["code"] == "session_busy"
         process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
