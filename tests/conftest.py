@@ -94,6 +94,16 @@ async def _stop(overlay_path: str) -> None:
             await client.stop(force=True)
 
 
+@pytest.fixture(scope="session")
+def samples() -> Path:
+    """Real agents' session files, which don't come with this project: WORKBENCH_SAMPLES, else beside it."""
+    beside = ROOT.parent / "shared" / "samples"
+    directory = Path(os.environ.get("WORKBENCH_SAMPLES") or beside) / "sessions"
+    if not directory.is_dir():
+        pytest.skip("the sample sessions aren't here: WORKBENCH_SAMPLES names the directory that has them")
+    return directory
+
+
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
     """A small real git repository with files, an executable, a symlink, an empty file and a nested directory."""

@@ -43,7 +43,7 @@
     ├── LockError                     lock_failed
     ├── StoreError                    store_failed
     ├── CapabilityUnsupportedError    capability_unsupported
-    ├── TranscriptError               transcript_unreadable
+    ├── TranscriptError               transcript_unreadable · transcript_empty
     └── OperationCancelledError       cancelled
 
     OSError, of the filesystem        errno · filename · code:
@@ -310,7 +310,7 @@ class OperationCancelledError(WorkbenchError):
 
 
 class TranscriptError(WorkbenchError):
-    """Another agent's session is there and can't be read."""
+    """Another agent's session is there and can't be read, or has nothing in it to go on from."""
 
     default_code = "transcript_unreadable"
 

@@ -20,10 +20,12 @@ from workbench.review.pending import pending
 from workbench.sandbox import leftovers
 from workbench.sessions import GIT, Session, WorkspaceSessions, survey, survey_session
 from workbench.state import Standing, StateDirectory, WorkspaceDirectory
+from workbench.unfinished import is_half_made
 from workbench.vfs import lockfile
 from workbench.vfs.measure import measure
 from workbench.vfs.session import OverlayDirectory
 
+_LOCK_TIMEOUT_S = 30.0
 IN_USE = "It's in use by another process."
 USED_MEANWHILE = "It was used meanwhile."
 UNFINISHED = "A commit or a rewind of it was cut short: the next command in it completes that."
@@ -176,6 +178,7 @@ def remove_session(state: StateDirectory, old: Old, before_ns: int) -> str:
     with contextlib.ExitStack() as held:
         try:
             held.callback(overlay.take_lock().close)
+            is_half_made(overlay.path)
         except OverlayError:
             return IN_USE
         now = survey_session(workspace, old.session.name)
@@ -188,21 +191,40 @@ def remove_session(state: StateDirectory, old: Old, before_ns: int) -> str:
                 if fd < 0:
                     return IN_USE
                 held.callback(os.close, fd)
-        image = overlay.record().image
-        leftovers.unmount(overlay, state.id)
-        # First: a session without checkpoints can be pruned again, checkpoints without a session can't.
-        if os.path.exists(os.path.join(workspace.checkpoints, "HEAD")):
-            with CheckpointStore(workspace.checkpoints) as store:
-                for name in (f"{now.name}/{GIT}", now.name):
-                    store.drop_session(name)
-        if os.path.isdir(now.conversation):
-            _remove(state, now.conversation)
+        _take_away(state, workspace, overlay, now.name)
         for path in locks:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-        aside = state.set_aside(overlay.path)
-    leftovers.remove_tree(aside, image=image)
     return ""
+
+
+def remove_unfinished(state: StateDirectory, workspace: WorkspaceDirectory, name: str) -> bool:
+    """Remove a session whose import was cut short; whether it was one.
+
+    Raises OverlayError (overlay_busy) while somebody makes it, StateError, SandboxError, OSError.
+    """
+    path = workspace.overlay_path(name)
+    if not is_half_made(path):
+        return False
+    overlay = OverlayDirectory.open(path)
+    with overlay.lock(_LOCK_TIMEOUT_S):
+        if is_half_made(path):
+            _take_away(state, workspace, overlay, name)
+    return True
+
+
+def _take_away(state: StateDirectory, workspace: WorkspaceDirectory, overlay: OverlayDirectory, name: str) -> None:
+    image = overlay.record().image
+    leftovers.unmount(overlay, state.id)
+    # First: a session without checkpoints can be pruned again, checkpoints without a session can't.
+    if os.path.exists(os.path.join(workspace.checkpoints, "HEAD")):
+        with CheckpointStore(workspace.checkpoints) as store:
+            for kept in (f"{name}/{GIT}", name):
+                store.drop_session(kept)
+    conversation = workspace.conversation_path(name)
+    if os.path.isdir(conversation):
+        _remove(state, conversation)
+    leftovers.remove_tree(state.set_aside(overlay.path), image=image)
 
 
 def _conversation_locks(session: Session) -> list[str]:

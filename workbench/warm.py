@@ -48,9 +48,12 @@ def slug(root: bytes) -> str:
 
 def find_workspace(named: bytes | None) -> bytes:
     """`named`, else the nearest ancestor of the current directory that has a `.git`, else the current directory."""
-    if named is not None:
-        return named
-    here = directory = os.getcwdb()
+    return named if named is not None else workspace_of(os.getcwdb())
+
+
+def workspace_of(here: bytes) -> bytes:
+    """The nearest ancestor of a directory that has a `.git`, else that directory."""
+    directory = here
     while not os.path.lexists(os.path.join(directory, b".git")):
         parent = os.path.dirname(directory)
         if parent == directory:

@@ -27,6 +27,7 @@ from workbench.live import LiveOverlay
 from workbench.mounting import Mounting, SandboxOptions
 from workbench.protocol.commands import Command, CommandResult
 from workbench.protocol.egress import EgressEvent
+from workbench.pruning import remove_unfinished
 from workbench.review.audit import counted
 from workbench.review.bases import differing
 from workbench.review.branch import Branch
@@ -180,10 +181,10 @@ class Workspace:
     ) -> Self | StorageWorkspace:
         """Open the workspace of a directory; nothing is mounted, nothing copied. Of a storage it's a `StorageWorkspace`.
 
-        First completes a commit or a rewind that a crash cut short. `session` is 1 to 64 letters, digits and `._-`.
-        `report` hears what had to be put right later on, a sentence each. Raises
-        OptionsError, StateError, WorkspaceError, and CommitError (commit_incomplete) where what a crash left can't be
-        put right.
+        First completes a commit or a rewind that a crash cut short, and removes an import that was. `session` is 1 to 64
+        letters, digits and `._-`. `report` hears what had to be put right later on, a sentence each. Raises OptionsError,
+        StateError, WorkspaceError, OverlayError (overlay_busy) while an import goes on, and CommitError
+        (commit_incomplete) where what a crash left can't be put right.
         """
         _check_session(session)
         if not isinstance(path, str | bytes | os.PathLike):
@@ -193,6 +194,7 @@ class Workspace:
             return StorageWorkspace(path, session=session)
         state = StateDirectory.open(state_path)
         directory = state.workspace(os.path.realpath(os.fsencode(path)))
+        removed = remove_unfinished(state, directory, session)
         workspace = cls(state, directory, directory.overlay(session), session, options or SandboxOptions())
         workspace._mounting.report = report
         try:
@@ -200,6 +202,9 @@ class Workspace:
         except BaseException:
             workspace.close()
             raise
+        if removed:
+            cut_short = f"the import into the session '{session}' was cut short; what there was of it is removed"
+            workspace.recovered = (cut_short, *workspace.recovered)
         return workspace
 
     async def __aenter__(self) -> Self:
@@ -864,7 +869,7 @@ class Workspace:
             raise exists
         fork = type(self)(self._state, self._directory, overlay, session, self._mounting.options)
         with contextlib.closing(fork), fork._overlay.lock(_LOCK_TIMEOUT_S):
-            if not fork._is_unused():
+            if not fork.is_unused():
                 raise exists
             ours = self._overlay.record()
             kept = {"scratch": ours.scratch, "backend": ours.backend, "image": ours.image, "root_mode": ours.root_mode}
@@ -872,7 +877,7 @@ class Workspace:
             fork.timeline.go(RowKind.FORK, target, checkpoint, f"forked from {self.session}: {_named(checkpoint)}")
         return len(target.manifest.entries) - 1
 
-    def _is_unused(self) -> bool:
+    def is_unused(self) -> bool:
         """Whether nothing was done in the session yet: so a fork leaves it that is killed before it has begun."""
         is_begun = self._is_overlay_incomplete() or self._store.latest(self.session) is not None
         return not is_begun and not os.path.isdir(self.conversation_path) and not os.listdir(self._overlay.upper_path)

@@ -12,22 +12,20 @@ import anyio
 import typer
 
 from workbench.cli import output
+from workbench.cli.foreign import AgentOption, SessionArgument, print_table, progress, unread
+from workbench.cli.importing import import_session
 from workbench.cli.options import JsonOption, failing
-from workbench.errors import OptionsError, SessionNotFoundError, TranscriptError
+from workbench.errors import OptionsError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from workbench.transcripts import SessionHead, SessionListFailure, SessionReadError, Transcript
+    from workbench.transcripts import SessionHead, SessionListFailure, Transcript
     from workbench.transcripts.finding import Match
     from workbench.transcripts.tally import Tally, UsageRow
 
 transcripts = typer.Typer(help="Read what other coding agents kept of their sessions.", no_args_is_help=True)
-
-AgentOption = Annotated[
-    list[str] | None, typer.Option("--agent", metavar="NAME", help="Only this agent's sessions; may be repeated.")
-]
-SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, its beginning, or its file.")]
+transcripts.command("import")(import_session)
 
 
 class By(StrEnum):
@@ -57,7 +55,7 @@ def show_all(
     json: JsonOption = False,
 ) -> None:
     """List sessions, the last one worked on first."""
-    with failing(json), _progress() as bar:
+    with failing(json), progress() as bar:
         heads, failures = anyio.run(_listed, agent, project, bar)
         shown = heads[: limit or None]
         if json:
@@ -74,7 +72,7 @@ def show_all(
         )
         for head in shown
     ]
-    _print_table(("AGENT", "LAST ACTIVE", "SESSION", "DIRECTORY", "TITLE"), rows)
+    print_table(("AGENT", "LAST ACTIVE", "SESSION", "DIRECTORY", "TITLE"), rows)
     if len(shown) < len(heads):
         output.say(f"{len(heads) - len(shown):,} older ones aren't shown: --limit 0 shows all")
 
@@ -102,7 +100,7 @@ def search(
     json: JsonOption = False,
 ) -> None:
     """Search what people asked and agents answered, in every session."""
-    with failing(json), _progress() as bar:
+    with failing(json), progress() as bar:
         if not text.strip():
             raise OptionsError("There's nothing to look for in an empty text.")
         matches = anyio.run(partial(_searched, json=json), text, agent, project, bar)
@@ -133,7 +131,7 @@ def usage(
     """
     from workbench.transcripts.tally import Prices, Tally, day_start, total
 
-    with failing(json), _progress() as bar:
+    with failing(json), progress() as bar:
         known = None
         if prices is not None:
             with open(prices, "rb") as file:
@@ -202,20 +200,7 @@ async def _loaded(named: str, agents: Sequence[str] | None) -> Transcript:
     loaded = await find_adapter(ref.agent).load(platform, ref)
     if isinstance(loaded, Transcript):
         return loaded
-    raise _unread(loaded)
-
-
-def _unread(failure: SessionReadError) -> SessionNotFoundError | TranscriptError:
-    from workbench.transcripts import ReadFailed, SessionNotFound
-
-    shown = output.path(failure.path.encode("utf-8", "surrogateescape"))
-    if isinstance(failure, SessionNotFound):
-        return SessionNotFoundError(f"The session {shown} isn't there any more.")
-    if isinstance(failure, ReadFailed):
-        return TranscriptError(f"The session {shown} can't be read: {failure.message}.")
-    return TranscriptError(
-        f"The session {shown} is of a generation of {failure.agent} that isn't read here: {failure.generation}."
-    )
+    raise unread(loaded)
 
 
 async def _searched(
@@ -232,7 +217,7 @@ async def _searched(
     async for ref, matches in search_sessions(LocalPlatform(), text, [head.ref for head in heads]):
         bar.advance(task)
         if not isinstance(matches, tuple):
-            output.say(_unread(matches).message)
+            output.say(unread(matches).message)
             continue
         found.extend(matches)
         for match in matches if not json else ():
@@ -255,17 +240,7 @@ async def _tallied(tally: Tally, agents: Sequence[str] | None, project: str | No
         if isinstance(summary, SessionSummary):
             tally.add(summary)
         else:
-            output.say(_unread(summary).message)
-
-
-def _progress() -> Progress:
-    """Shown while somebody waits at a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True, no_color=not output.colours(sys.stderr))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+            output.say(unread(summary).message)
 
 
 def _say_failures(failures: Iterable[SessionListFailure]) -> None:
@@ -276,7 +251,7 @@ def _say_failures(failures: Iterable[SessionListFailure]) -> None:
 
 def _print_usage(by: str, rows: Sequence[UsageRow]) -> None:
     head = (by.upper(), "SESSIONS", "REQUESTS", "INPUT", "CACHED", "OUTPUT", "COST")
-    _print_table(
+    print_table(
         head,
         [
             (
@@ -299,21 +274,3 @@ def _cost(row: UsageRow) -> str:
     if row.without_cost == row.requests:
         return "?"
     return f"${row.cost_usd:,.2f}{'+' if row.without_cost else ''}"
-
-
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
-    if not sys.stdout.isatty():
-        for row in (head, *rows):
-            print("\t".join(row))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    numbers = set(right)
-    for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number in numbers else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console(no_color=not output.colours()).print(table)

@@ -515,3 +515,36 @@ class PurgeReport(Frozen):
 
     version: int = 1
     purged: tuple[PurgedReport, ...]
+
+
+class ImportedEditReport(Frozen):
+    """An edit of another agent's, at the path that its records name, made after the message `message_id`.
+
+    `status` is `applied`, `already` (the file has it), `conflict`, `outside` or `unrecorded`; `reason` says why it was left
+    out.
+    """
+
+    path: str
+    action: str
+    status: str
+    reason: str | None = None
+    message_id: str
+
+
+class ImportReport(Frozen):
+    """`workbench transcripts import --json`: the session that was made, or with `dry_run` would be.
+
+    `counts` are the edits by status. `commands` is how many calls of shells there were: what those changed isn't recorded.
+    """
+
+    version: int = 1
+    dry_run: bool
+    session: str
+    workspace: PathReport
+    agent: str
+    source_id: str
+    messages: int
+    checkpoints: int
+    commands: int
+    counts: dict[str, int]
+    edits: tuple[ImportedEditReport, ...]

@@ -15,6 +15,7 @@ _HEADERS: tuple[tuple[str, EditAction], ...] = (
 )
 _MOVE = "*** Move to: "
 _PATCH = "*** Begin Patch"
+_END = "*** End Patch"
 _WRITERS = frozenset(
     (
         "create",
@@ -46,6 +47,7 @@ _WRITERS = frozenset(
     )
 )
 _PATHS = ("file_path", "filePath", "path", "absolute_path", "notebook_path", "target_file", "targetFile", "filepath")
+_DELETERS = frozenset(("delete_file", "deletefile"))
 _ONLY_READ = frozenset(("view", "read", "undo_edit"))
 
 
@@ -61,10 +63,28 @@ def written_files(name: str, arguments: object) -> Iterator[tuple[str, EditActio
     patches = "\n".join(text for text in texts if isinstance(text, str) and _PATCH in text)
     if patches:
         yield from _patched(patches)
-    elif name.rpartition("__")[2].rpartition(".")[2].lower() in _WRITERS and given.get("command") not in _ONLY_READ:
-        path = next((string(given[key]) for key in _PATHS if given.get(key)), "")
-        if path:
+    elif path := named_file(given):
+        tool = name.rpartition("__")[2].rpartition(".")[2].lower()
+        if tool in _DELETERS:
+            yield path, "delete", None
+        elif tool in _WRITERS and given.get("command") not in _ONLY_READ:
             yield path, "add" if given.get("command") == "create" else "update", None
+
+
+def named_file(arguments: dict[str, Any]) -> str:
+    """The file that a call's arguments name, "" where there is none."""
+    return next((string(arguments[key]) for key in _PATHS if arguments.get(key)), "")
+
+
+def patch_texts(arguments: object) -> list[str]:
+    """The patches that stand in a call's arguments, in commands too, each from its beginning to its end."""
+    found = []
+    for text in _strings(arguments):
+        begin = text.find(_PATCH)
+        while begin >= 0 and (end := text.find(_END, begin)) >= 0:
+            found.append(text[begin : end + len(_END)])
+            begin = text.find(_PATCH, end)
+    return found
 
 
 def _patched(patch: str) -> Iterator[tuple[str, EditAction, str | None]]:

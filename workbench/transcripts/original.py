@@ -48,7 +48,7 @@ async def read_original(
                 return Original(value=parse(data))
             case DocumentPointer():
                 data = await read_document(platform, source.path, progress=progress, signal=signal)
-                return Original(value=_resolve(parse(data), source.pointer))
+                return Original(value=resolve(parse(data), source.pointer))
             case RowPointer():
                 return await _row(platform, source)
     except (ValueError, LookupError):
@@ -77,7 +77,8 @@ async def _line(
     return b"".join(pieces)
 
 
-def _resolve(value: Any, pointer: str) -> Any:
+def resolve(value: Any, pointer: str) -> Any:
+    """What a JSON pointer names in a document. Raises LookupError, ValueError where that is nothing."""
     for token in pointer.split("/")[1:]:
         name = token.replace("~1", "/").replace("~0", "~")
         value = value[int(name)] if isinstance(value, list) else mapping(value)[name]

@@ -86,15 +86,22 @@ def total_usage(requests: Iterable[ModelRequest]) -> Usage:
 class Recorder:
     """Takes what an adapter reads, in the order of its records; gives a transcript, or a summary.
 
-    `keep` is False where only numbers are wanted: then texts other than prompts need not be made. The times that events
-    and requests carry widen `started_at` and `last_active_at`.
+    `keep` is False where only numbers are wanted: then texts other than prompts need not be made. Texts are cut to `longest`
+    characters, None leaves them whole. The times that events and requests carry widen `started_at` and `last_active_at`.
     """
 
     def __init__(
-        self, ref: SessionRef, *, keep: bool, prompts: SessionPromptsOptions | None = None, session_id: str = ""
+        self,
+        ref: SessionRef,
+        *,
+        keep: bool,
+        prompts: SessionPromptsOptions | None = None,
+        session_id: str = "",
+        longest: int | None = MAX_TEXT,
     ) -> None:
         self.ref = ref
         self.keep = keep
+        self._longest = longest
         self.session_id = session_id or ref.session_id or ""
         self.title: str | None = None
         self.cwd: str | None = None
@@ -179,7 +186,7 @@ class Recorder:
                     kind=kind,
                     source=_pointer(source),
                     at=at,
-                    text=text[:MAX_TEXT],
+                    text=text[: self._longest],
                     call_id=call_id,
                     abandoned=False,
                 )
@@ -238,9 +245,9 @@ class Recorder:
         known = self._calls.get(id)
         if known is not None:
             known.name = name or known.name
-            known.arguments = arguments[:MAX_TEXT] or known.arguments
+            known.arguments = arguments[: self._longest] or known.arguments
             return
-        self._calls[id] = _Call(lane, name, source, at, arguments[:MAX_TEXT] if self.keep else "")
+        self._calls[id] = _Call(lane, name, source, at, arguments[: self._longest] if self.keep else "")
 
     def has_words(self) -> bool:
         """Whether anybody said anything so far."""
@@ -266,7 +273,7 @@ class Recorder:
         if call is not None:
             call.ok = ok
             if self.keep:
-                call.result, call.result_source = text[:MAX_TEXT], _pointer(source)
+                call.result, call.result_source = text[: self._longest], _pointer(source)
 
     def failed(self, id: str, *, failed: bool) -> None:
         """Whether a call failed, where something else than its result tells."""

@@ -1,0 +1,65 @@
+"""What the commands over other agents' sessions share: which one is meant, how it fails, tables and bars."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workbench.cli import output
+from workbench.errors import SessionNotFoundError, TranscriptError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from workbench.transcripts import SessionReadError
+
+AgentOption = Annotated[
+    list[str] | None, typer.Option("--agent", metavar="NAME", help="Only this agent's sessions; may be repeated.")
+]
+SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, its beginning, or its file.")]
+
+
+def unread(failure: SessionReadError) -> SessionNotFoundError | TranscriptError:
+    """A failure to read a session as an error."""
+    from workbench.transcripts import ReadFailed, SessionNotFound
+
+    shown = output.path(failure.path.encode("utf-8", "surrogateescape"))
+    if isinstance(failure, SessionNotFound):
+        return SessionNotFoundError(f"The session {shown} isn't there any more.")
+    if isinstance(failure, ReadFailed):
+        return TranscriptError(f"The session {shown} can't be read: {failure.message}.")
+    return TranscriptError(
+        f"The session {shown} is of a generation of {failure.agent} that isn't read here: {failure.generation}."
+    )
+
+
+def progress() -> Progress:
+    """Shown while somebody waits at a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True, no_color=not output.colours(sys.stderr))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
+    """Rows under a head, in columns on a terminal, else with tabs between them; columns of numbers are to the `right`."""
+    if not sys.stdout.isatty():
+        for row in (head, *rows):
+            print("\t".join(row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    numbers = set(right)
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number in numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(no_color=not output.colours()).print(table)
