@@ -15,12 +15,15 @@ from pathlib import Path
 
 from tests.waiting import wait_until
 
+_SECONDS = 60.0
+
 
 class Screen:
     """A command on a screen of tmux's, and somebody who looks and types."""
 
-    def __init__(self, server: str) -> None:
-        self._server = server
+    def __init__(self, directory: Path) -> None:
+        self._server = str(directory / "tmux")
+        self._code = directory / "code"
 
     def type(self, text: str, *keys: str) -> None:
         """Type a text, then keys by tmux's names for them."""
@@ -41,7 +44,7 @@ class Screen:
     def clear(self) -> None:
         """Clear the screen at a prompt, so that what comes is new."""
         self.type("", "C-l")
-        wait_until(lambda: self.text().strip() == ">", "an empty screen")
+        wait_until(lambda: self.text().strip() == ">", "an empty screen", seconds=_SECONDS)
 
     def waiting(self) -> int:
         """How many bytes of whole lines were typed that nobody has read yet."""
@@ -68,19 +71,23 @@ class Screen:
             return all(text in shown for text in texts) and (not last or shown.rstrip().split("\n")[-1] == last)
 
         try:
-            wait_until(fits)
+            wait_until(fits, seconds=_SECONDS)
         except AssertionError as error:
             raise AssertionError(f"the screen doesn't show {texts}, but:\n{shown}") from error
         return shown
 
     def ended(self) -> int:
         """Wait for the end of the command; its exit code."""
-        told = ["display", "-p", "-t", "0", "#{pane_dead_status}"]
-        return int(wait_until(lambda: self.tmux(*told).strip(), "the end of the command"))
+        try:
+            return int(wait_until(lambda: self._code.exists() and self._code.read_text(), seconds=_SECONDS))
+        except AssertionError as error:
+            raise AssertionError("the command doesn't end") from error
 
-    def tmux(self, *arguments: str) -> str:
+    def tmux(self, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+        """Give the server a command; what it prints."""
         argv = ["tmux", "-u", "-S", self._server, *arguments]
-        return subprocess.run(argv, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+        done = subprocess.run(argv, check=True, capture_output=True, text=True, encoding="utf-8", env=environment)
+        return done.stdout
 
 
 @contextmanager
@@ -88,31 +95,23 @@ def screen(
     argv: Sequence[str], *, cwd: Path, environment: Mapping[str, str] | None = None, size: tuple[int, int] = (80, 24)
 ) -> Iterator[Screen]:
     """Run a command on a new screen of so many columns and rows; whatever still runs at the end is killed."""
-    directory = tempfile.mkdtemp(prefix="screen-")
-    server = os.path.join(directory, "tmux")
+    directory = Path(tempfile.mkdtemp(prefix="screen-"))
+    shown = Screen(directory)
     # The server, and all that it starts, has the environment of whoever starts it.
     own = {**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})}
     own.pop("TMUX", None)
     columns, rows = map(str, size)
-    begin = ["new-session", "-d", "-x", columns, "-y", rows, "-c", str(cwd), "--", *argv]
+    # Signals of the terminal's are the command's, and the shell outlives it.
+    script = 'trap : INT HUP TERM; "$@"; echo $? >"$0.new"; mv "$0.new" "$0"'
+    kept = ["sh", "-c", script, str(directory / "code"), *argv]
+    begin = ["new-session", "-d", "-x", columns, "-y", rows, "-c", str(cwd), "--", *kept]
     options = ["set-option", "-g", "remain-on-exit", "on", ";", "set-option", "-g", "status", "off", ";"]
-    argv = ["tmux", "-u", "-f", "/dev/null", "-S", server, "start-server", ";", *options, *begin]
     try:
-        subprocess.run(argv, env=own, check=True, capture_output=True)
-        shown = Screen(server)
-        started = Path("/proc", shown.tmux("display", "-p", "-t", "0", "#{pane_pid}").strip(), "cmdline")
-
-        def has_ended() -> bool:
-            """Of what has ended nothing is there to be read, also before somebody has asked for its exit code."""
-            try:
-                return not started.read_bytes()
-            except (FileNotFoundError, ProcessLookupError):
-                return True
-
+        shown.tmux("-f", "/dev/null", "start-server", ";", *options, *begin, environment=own)
         try:
             yield shown
         finally:
             shown.tmux("kill-server")
-            wait_until(has_ended, "the end of the command")
+            shown.ended()
     finally:
         shutil.rmtree(directory)

@@ -145,7 +145,7 @@ def test_a_chat_from_a_question_to_what_lands_and_back(desk: Desk) -> None:
             assert desk.changes() == [b"more.txt"]
             shown.say("/quit")
             assert shown.ended() == 0
-            assert "1 file changed, not landed yet: workbench review" in shown.text()
+            shown.wait("1 file changed, not landed yet: workbench review")
         assert said(stub) == ["Make the sum right.", "Write notes.", "And more."]
 
 
@@ -196,8 +196,10 @@ def test_a_message_has_many_lines_and_what_was_typed_comes_back_in_the_next_chat
             wait_until(lambda: len(stub.requests) == 3, "the message with a slash")
             assert said(stub)[-1] == "/etc is a directory"
             shown.wait("//etc", last=">")
-            shown.type("half a ", "C-c")
-            shown.wait(last=">")
+            shown.type("half a message")
+            shown.wait(last="> half a message")
+            shown.type("", "C-c")
+            shown.wait("> half a message", last=">")
             shown.type("", "C-d")
             assert shown.ended() == 0
         (history,) = state.glob("workspaces/*/chat_history")
@@ -344,13 +346,12 @@ def test_a_review_is_stopped_and_ended_in_the_chat_and_its_commit_lands(desk: De
 def test_a_signal_ends_the_chat_and_leaves_the_terminal_as_it_was(desk: Desk) -> None:
     with StubModelServer() as stub:
         desk.configure(stub)
-        chat = f"{sys.executable} -m workbench chat -w {desk.project} --backend none --model {MODEL}"
-        script = f"stty -a >before; {chat}; echo ended with $?; stty -a | cmp - before && echo terminal as it was; cat"
-        with screen(["sh", "-c", script], cwd=desk.project) as shown:
+        command = f"{sys.executable} -m workbench chat -w {desk.project} --backend none --model {MODEL}"
+        chat = f"sh -c 'echo $$ >../pid; exec {command}'"
+        script = f"stty -a >../before; {chat}; echo ended with $?; stty -a | cmp - ../before && echo terminal as it was"
+        with screen(["sh", "-c", script], cwd=desk.project, environment={"PYTHONPATH": str(ROOT)}) as shown:
             shown.wait("a new conversation", last=">")
-            shell = int(shown.tmux("display", "-p", "-t", "0", "#{pane_pid}"))
-            (pid,) = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
-            os.kill(int(pid), signal.SIGTERM)
+            os.kill(int((desk.project.parent / "pid").read_text()), signal.SIGTERM)
             shown.wait(f"ended with {128 + signal.SIGTERM}", "terminal as it was")
 
 
