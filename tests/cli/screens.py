@@ -57,9 +57,9 @@ class Screen:
     def resize(self, columns: int, rows: int) -> None:
         self.tmux("resize-window", "-t", "0", "-x", str(columns), "-y", str(rows))
 
-    def text(self, *, whole: bool = False) -> str:
-        """What is on the screen, with `whole` also what has gone off its top."""
-        return self.tmux("capture-pane", "-p", "-t", "0", *(("-S", "-") if whole else ()))
+    def text(self) -> str:
+        """What is on the screen."""
+        return self.tmux("capture-pane", "-p", "-t", "0")
 
     def wait(self, *texts: str, last: str = "") -> str:
         """Wait until all of these are on the screen, and `last` is its last line where one is given; the screen."""
@@ -94,7 +94,7 @@ class Screen:
 def screen(
     argv: Sequence[str], *, cwd: Path, environment: Mapping[str, str] | None = None, size: tuple[int, int] = (80, 24)
 ) -> Iterator[Screen]:
-    """Run a command on a new screen of so many columns and rows; whatever still runs at the end is killed."""
+    """Run a command on a new screen of so many columns and rows; at the end it's hung up, and has to end."""
     directory = Path(tempfile.mkdtemp(prefix="screen-"))
     shown = Screen(directory)
     # The server, and all that it starts, has the environment of whoever starts it.
