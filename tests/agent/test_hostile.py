@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from tests.agent.support import LONG, calling, end, of, pairs, results, shout, talk, the
+from tests.agent.support import LONG, calling, end, of, pairs, registry, results, shout, talk, the
 from workbench.agent.history import FileHistory, History, MemoryHistory, StoreHistory
-from workbench.agent.stores import FileSessionStore
+from workbench.agent.locks import LocalLocker
+from workbench.agent.options import SessionOptions
+from workbench.agent.session import AgentSession
+from workbench.agent.stores import FileSessionStore, MemorySessionStore
 from workbench.agent.validation import is_plain_json
+from workbench.errors import RunFailedError
 from workbench.protocol.events import SessionEvent, ToolResultEvent, session_events
 from workbench.protocol.messages import (
     ChatMessage,
@@ -24,9 +28,14 @@ from workbench.protocol.messages import (
     ToolCall,
     ToolExecutionResult,
     ToolResult,
+    ToolSchema,
+    Usage,
 )
+from workbench.protocol.runs import Budget
+from workbench.protocol.sessions import SessionDetail
 from workbench.testing import ScriptedModel, Turn
-from workbench.tools.base import Tool, tool
+from workbench.testing.conversations import session
+from workbench.tools.base import Tool, ToolContext, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +89,32 @@ async def test_whatever_a_tool_raises_is_a_tool_error(stray: Callable[[], BaseEx
         events = await it.say()
     assert end(events) == "stop"
     assert [result.error and result.error.code for result in results(events)] == ["tool_panicked"]
+
+
+EXITS: tuple[Callable[[], BaseException], ...] = (
+    lambda: SystemExit(3),
+    lambda: BaseExceptionGroup("a group of tasks", [SystemExit(3)]),
+    lambda: BaseExceptionGroup("a group", [ValueError("x"), BaseExceptionGroup("of groups", [SystemExit(3)])]),
+    lambda: BaseExceptionGroup("a group", [GeneratorExit()]),
+)
+
+
+@pytest.mark.parametrize("stray", EXITS, ids=["exit", "group", "groups", "closed"])
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_tool_that_would_end_the_program_ends_its_call(stray: Callable[[], BaseException], sync: bool) -> None:
+    """ "A panic in a tool handler is a tool error": what comes out of a tool's own group of tasks, too."""
+    async with talk(calling("fail"), Turn(text="I see."), tools=[raising(stray, sync=sync)]) as it:
+        events = await it.say()
+    assert end(events) == "stop"
+    assert [result.error and result.error.code for result in results(events)] == ["tool_panicked"]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_tool_that_closes_what_runs_it_ends_the_run_and_not_the_event_loop(sync: bool) -> None:
+    tools = [raising(GeneratorExit, sync=sync)]
+    async with talk(calling("fail"), Turn(text="I see."), tools=tools) as it:
+        assert end(await it.say()) == "cancelled"
+        assert end(await it.say()) == "stop"
 
 
 async def test_a_tool_whose_own_task_was_cancelled_costs_its_neighbours_nothing() -> None:
@@ -262,7 +297,10 @@ def nested(levels: int) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("arguments", [nested(150), nested(700), nested(50_000), {"x": b"bytes"}, {"x": object()}])
+UNKEPT = [{"x": b"bytes"}, {"x": object()}, {"x": float("inf")}, {"x": [float("nan")]}, {"x": 10**5_000}]
+
+
+@pytest.mark.parametrize("arguments", [nested(150), nested(700), nested(50_000), *UNKEPT])
 async def test_arguments_that_could_not_be_kept_are_never_run(arguments: dict[str, Any], tmp_path: Path) -> None:
     """What is no JSON, or nested beyond what can be copied and stored, is a call that the model is told to make otherwise."""
     ran = False
@@ -287,6 +325,7 @@ async def test_arguments_that_could_not_be_kept_are_never_run(arguments: dict[st
 def test_plain_json_is_what_it_says() -> None:
     assert is_plain_json({"a": [1, 2.5, True, None, "x", {"b": []}]})
     assert is_plain_json(nested(100))
+    assert is_plain_json([10**2_000, -1, True, -0.0, 1e308])
     assert not is_plain_json(nested(101))
     assert not is_plain_json({1: "number as a key"})
 
@@ -310,3 +349,142 @@ async def test_two_hundred_calls_of_one_id_run_each_once_and_answer_in_order(par
     assert [result.content for result in results(events)] == texts
     assert sorted(ran) == sorted(texts)
     assert len({result.call_id for result in results(events)}) == 200
+
+
+def itself() -> list[Any]:
+    """A list that holds itself."""
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+class Speechless:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    def __deepcopy__(self, memo: object) -> Speechless:
+        raise RuntimeError("no copies")
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "itself": itself,
+    "deep": lambda: nested(50_000),
+    "speechless": lambda: {"a": Speechless()},
+    "no number": lambda: [float("nan"), float("-inf")],
+    "a mixture": lambda: {"caf\udce9": {1, b"\xff"}, 3: (Speechless(), itself()), (1, None): None},
+}
+
+
+@pytest.mark.parametrize("data", DATA.values(), ids=DATA)
+async def test_whatever_data_a_tool_returns_every_event_is_kept_and_the_run_goes_on(
+    data: Callable[[], Any], tmp_path: Path
+) -> None:
+    """`data` reaches clients only: where there is no JSON for it, it's described."""
+
+    @tool()
+    async def look() -> ToolExecutionResult:
+        """Look."""
+        return ToolExecutionResult(content="seen", data=data())
+
+    store = FileSessionStore(tmp_path)
+    await store.save(session("s"))
+    model = ScriptedModel(calling("look"), Turn(text="I see."))
+    options = SessionOptions(tools=registry(look))
+    heard: list[SessionEvent] = []
+    async with AgentSession(
+        id="s", history=StoreHistory(store), locker=LocalLocker(), model=model, options=options, log=store.event_log
+    ) as agent:
+        agent.subscribe(heard.append)
+        with anyio.fail_after(LONG):
+            assert (await agent.start("Look.").result()).ok
+    kept = await store.event_log.read("s")
+    assert [(event.seq, event.type) for event in kept] == [(event.seq, event.type) for event in heard]
+    (found,) = [event.tool_result for event in kept if isinstance(event, ToolResultEvent)]
+    assert (found.content, found.data is None) == ("seen", False)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"content": None}, {"content": b"\xff"}, {"content": "a", "images": None}, {}], ids=repr
+)
+async def test_a_result_that_was_made_without_being_checked_is_a_tool_error(fields: dict[str, Any]) -> None:
+    """A failing tool is reported to the model and the run continues."""
+
+    class Unchecked:
+        schema = ToolSchema(name="look", description="Look.", parameters={"type": "object"})
+
+        async def execute(self, args: dict[str, Any], context: ToolContext) -> ToolExecutionResult:
+            return ToolExecutionResult.model_construct(**fields)
+
+    async with talk(calling("look"), Turn(text="I see."), tools=[Unchecked()]) as it:
+        events = await it.say()
+    assert end(events) == "stop"
+    assert [result.error and result.error.code for result in results(events)] == ["tool_panicked"]
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
+async def test_a_usage_that_can_not_be_fills_no_budget_up_again(cost: float) -> None:
+    """What is reported beyond reason is unknown: it makes no sum wrong, and no limit void."""
+    odd = Usage(input_tokens=-1_000, output_tokens=60, cost_usd=cost, duration=cost)
+    assert (odd.input_tokens, odd.cost_usd, odd.duration) == (0, None, None)
+    turns = [Turn(tool_calls=[Turn.call("shout", {"text": "a"})], usage=odd) for _ in range(2)]
+    async with talk(*turns, tools=[shout], budget=Budget(run_tokens=100)) as it:
+        assert end(await it.say()) == "budget"
+        assert it.session.summary().usage.output_tokens == 120
+
+
+class FailingAt(MemorySessionStore):
+    """A store whose nth operation fails, before it or after it did its work."""
+
+    def __init__(self, number: int, late: bool) -> None:
+        super().__init__()
+        self.left = number
+        self.late = late
+
+    async def _do(self, work: Awaitable[Any]) -> Any:
+        self.left -= 1
+        found = None if self.left == 0 and not self.late else await work
+        if self.left == 0:
+            if not self.late:
+                work.close()  # type: ignore[attr-defined]
+            raise OSError(28, "No space left on device")
+        return found
+
+    async def load(self, id: str) -> SessionDetail | None:
+        found: SessionDetail | None = await self._do(super().load(id))
+        return found
+
+    async def save(self, session: SessionDetail) -> None:
+        await self._do(super().save(session))
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_store_may_fail_at_any_of_its_operations(late: bool) -> None:
+    """Each run is whole in it or not there, what failed says so, and whatever comes next works."""
+    number = 0
+    failed = True
+    while failed:
+        number += 1
+        store, failed = FailingAt(number, late), False
+        model = ScriptedModel(*[lambda request: Turn(text="ok")] * 9)
+        agent = AgentSession(id="s", history=StoreHistory(store), locker=LocalLocker(), model=model)
+        async with agent:
+            for step in ("run", "rename", "run", "rewind", "run", "reset", "run"):
+                try:
+                    if step == "run":
+                        await agent.start("q").result()
+                    elif step == "rename":
+                        await agent.rename("title")
+                    elif step == "rewind" and agent.detail().messages:
+                        await agent.rewind(agent.detail().messages[0].id)
+                    elif step == "reset":
+                        await agent.reset()
+                except (OSError, RunFailedError):
+                    failed = True
+                assert not agent.is_running
+                stored = await MemorySessionStore.load(store, "s")
+                roles = [message.role for message in stored.messages] if stored is not None else []
+                assert roles == ["user", "assistant"] * (len(roles) // 2)
+            store.left = 0
+            assert (await agent.start("q").result()).ok
+            assert agent.detail().messages[-1].content == "ok"
+    assert number > 10

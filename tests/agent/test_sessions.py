@@ -587,7 +587,7 @@ async def test_an_append_is_finished_whatever_the_reader_does() -> None:
 
 
 async def test_the_runtime_imports_nothing_of_the_workspace() -> None:
-    """ "It performs no I/O except through SessionStore and the model implementations": sessions know no files."""
+    """ "It performs no I/O except through SessionStore and the model implementations"; a rewind "never touches files"."""
     code = (
         "import sys, workbench.agent.session;"
         "bad = [name for name in sys.modules if name.startswith(('workbench.workspace', 'workbench.sandbox',"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import anyio
 import anyio.to_thread
@@ -16,11 +18,14 @@ from workbench.agent.history import FileHistory, History, MemoryHistory, StoreHi
 from workbench.agent.locks import FileLocker, LocalLocker, Locker
 from workbench.agent.manager import SessionManager
 from workbench.agent.models import ModelRegistry
+from workbench.agent.repair import repaired
 from workbench.agent.session import AgentSession
 from workbench.agent.stores import FileSessionStore, MemorySessionStore
+from workbench.errors import WorkbenchError
 from workbench.protocol.events import SessionEvent
-from workbench.protocol.messages import ChatMessage, ModelInfo
+from workbench.protocol.messages import ChatMessage, CompletionRequest, ModelInfo
 from workbench.protocol.sessions import CreateSessionRequest
+from workbench.testing.conversations import session as stored_session
 from workbench.testing.scripted_model import ScriptedModel, Turn
 
 pytestmark = pytest.mark.anyio
@@ -251,6 +256,67 @@ async def test_a_process_killed_in_a_run_is_followed_by_one_that_goes_on_from_th
     assert await store.event_log.read("s") == (*logged, *heard)
     numbers = [event.seq for event in (*logged, *heard)]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_is_done_to_one_session_at_once_leaves_whole_runs_and_one_row_of_numbers(
+    seed: int, tmp_path: Path
+) -> None:
+    """Rewinds, resets, renames, cancels and runs, in the midst of each other, by two objects over one store."""
+    random = Random(seed)
+    store, locker = FileSessionStore(tmp_path), FileLocker(tmp_path / "locks")
+    await store.save(stored_session("s"))
+
+    def answer(request: CompletionRequest) -> Turn:
+        broken = RuntimeError("broken") if random.random() < 0.1 else None
+        calls = [Turn.call("missing")] if random.random() < 0.4 else []
+        return Turn(reasoning="r", text="ok", tool_calls=calls, error=broken)
+
+    agents = [
+        AgentSession(
+            id="s",
+            history=StoreHistory(store),
+            locker=locker,
+            model=ScriptedModel(*[answer] * 2_000),
+            log=store.event_log,
+        )
+        for _ in range(2)
+    ]
+    heard: list[list[int]] = [[], []]
+    for agent, numbers in zip(agents, heard, strict=True):
+        agent.subscribe(lambda event, numbers=numbers: numbers.append(event.seq))  # type: ignore[misc]
+
+    async def work(agent: AgentSession) -> None:
+        for _ in range(10):
+            with contextlib.suppress(WorkbenchError):
+                match random.choice(("run", "run", "start", "rewind", "reset", "rename", "cancel")):
+                    case "run":
+                        async with agent.run("q") as run:
+                            assert [event.type async for event in run][-1] == "end"
+                    case "start":
+                        await agent.start("q").wait_finished()
+                    case "rewind":
+                        asked = [each.id for each in agent.detail().messages if each.role == "user"]
+                        await agent.rewind(random.choice(asked or ["none"]))
+                    case "reset" if random.random() < 0.3:
+                        await agent.reset()
+                    case "rename":
+                        await agent.rename("title")
+                    case "cancel":
+                        agent.cancel()
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for agent in agents * 2:
+                tasks.start_soon(work, agent)
+        for agent in agents:
+            await agent.close()
+    kept = await store.load("s")
+    assert kept is not None
+    assert repaired(kept.messages) == kept.messages
+    assert [each.role for each in kept.messages[:1]] in ([], ["user"])
+    assert all(numbers == sorted(numbers) for numbers in heard)
+    assert sorted(heard[0] + heard[1]) == list(range(1, len(heard[0] + heard[1]) + 1))
 
 
 _TALKING = """

@@ -218,6 +218,25 @@ async def test_the_message_of_a_failed_run_takes_its_files_back_and_its_id_stays
 
 
 @pytest.mark.anyio
+async def test_what_a_failed_run_wrote_is_there_for_the_next_run_which_knows_nothing_of_it(root: Path) -> None:
+    """ "The loop is not transactional. A tool that wrote a file has written it, also when the run fails later and History is
+    left unchanged; the next run sees the file but not the conversation that produced it"."""
+    turns = [writing("b", "new\n")[0], Turn(error=RuntimeError("broken"))]
+    looking = [Turn(tool_calls=[Turn.call("read_file", {"path": "b"})]), Turn(text="ok")]
+    async with opened(root, *turns, *looking) as session:
+        with pytest.raises(RunFailedError):
+            await say(session, "Write b.", "m1")
+        assert said(session) == []
+        heard: list[Any] = []
+        session.agent.subscribe(heard.append)
+        await say(session, "Read b.", "m2")
+        (result,) = of(heard, "tool_result")
+        assert "new" in result.tool_result.content
+        assert said(session) == ["Read b."]
+        assert not os.path.exists(root / "b")
+
+
+@pytest.mark.anyio
 async def test_redo_is_refused_once_something_was_said(root: Path) -> None:
     """Nothing that was said is dropped to bring something older back."""
     async with opened(root, *writing("b", "1"), Turn(text="2")) as session:

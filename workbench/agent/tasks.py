@@ -8,6 +8,7 @@ instead, and `close()` waits for them. This is the one place that tells the two 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import sys
 from collections.abc import Awaitable, Callable
@@ -26,7 +27,9 @@ def spawn(function: Callable[[], Awaitable[None]], *, name: str) -> None:
     """
 
     async def body() -> None:
-        await function()
+        # Whoever closes us throws it; what somebody's code raises by itself must not end the event loop.
+        with contextlib.suppress(GeneratorExit):
+            await function()
 
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_task():
@@ -46,7 +49,8 @@ def must_go_on(error: BaseException) -> bool:
     if isinstance(error, Exception):
         return False
     if isinstance(error, BaseExceptionGroup):
-        return any(must_go_on(one) for one in error.exceptions)
+        # A coroutine that is closed gets no group.
+        return any(must_go_on(one) for one in error.exceptions if not isinstance(one, GeneratorExit))
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
         return True
     if not isinstance(error, anyio.get_cancelled_exc_class()):
@@ -55,6 +59,13 @@ def must_go_on(error: BaseException) -> bool:
         return True
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def is_exit(error: BaseException) -> bool:
+    """Whether an exception that must go on does so only since code of a tool wanted to end the program."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_exit(one) or not must_go_on(one) for one in error.exceptions)
+    return isinstance(error, SystemExit)
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

@@ -26,7 +26,7 @@ from workbench.agent.options import SessionOptions
 from workbench.agent.permissions import ApprovalBroker, Permission, call_digest
 from workbench.agent.prompt import new_id
 from workbench.agent.run import Emit
-from workbench.agent.tasks import must_go_on
+from workbench.agent.tasks import is_exit, must_go_on
 from workbench.agent.threads import WorkerThreads
 from workbench.agent.validation import format_validation_issues, validate_arguments
 from workbench.errors import OperationCancelledError, ToolError, WorkbenchError, described
@@ -113,11 +113,16 @@ class ToolCalls:
     ) -> None:
         ended = {index: anyio.Event() for index in stage}
         keys = {index: self._resources(calls[index]) for index in stage}
+        before: dict[int, set[int]] = {}
+        last: dict[str, int] = {}
+        for index in stage:
+            # Who holds a resource has waited for all who held it before.
+            before[index] = {last[key] for key in keys[index] if key in last}
+            last.update(dict.fromkeys(keys[index], index))
 
         async def one(index: int) -> None:
-            for earlier in stage:
-                if earlier < index and keys[earlier] & keys[index]:
-                    await ended[earlier].wait()
+            for earlier in before[index]:
+                await ended[earlier].wait()
             report(index, await self._execute(calls[index], cut=cut and index == len(calls) - 1))
             ended[index].set()
 
@@ -237,13 +242,14 @@ class ToolCalls:
             with anyio.move_on_after(limit if limit > 0 else None) as scope:
                 outcome = await self._invoke(tool, arguments, context)
                 if isinstance(outcome, ToolExecutionResult):
-                    return outcome
+                    # It may have been made without being checked.
+                    return ToolExecutionResult.model_validate(dict(outcome))
                 raise ToolError(f"The tool {call.name} returned no result but a {type(outcome).__name__}.")
         except WorkbenchError:
             if not scope.cancel_called:
                 raise
         except BaseException as error:
-            if must_go_on(error) and not isinstance(error, SystemExit):
+            if must_go_on(error) and not is_exit(error):
                 raise
             if not scope.cancel_called:
                 self._options.logger.warning("tool %s failed", call.name, exc_info=True)

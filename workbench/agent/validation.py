@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -14,6 +15,7 @@ from workbench.protocol.records import Frozen
 _ISSUES = 20
 _MESSAGE_CHARACTERS = 300
 _LEVELS = 100
+_INTEGER_BITS = 8_192
 
 
 class JsonValidationIssue(Frozen):
@@ -38,7 +40,10 @@ def validate_arguments(schema: Mapping[str, Any], args: object) -> tuple[JsonVal
 
 
 def is_plain_json(value: object) -> bool:
-    """Whether a value is made of what JSON has, nested in at most a hundred levels: no copy or store fails over it."""
+    """Whether a value is made of what JSON has, nested in at most a hundred levels: no copy, store or request fails over it.
+
+    JSON has neither infinity nor what is no number; and of an integer Python writes no more than some thousand digits.
+    """
     level = [value]
     for _ in range(_LEVELS):
         deeper: list[object] = []
@@ -49,7 +54,13 @@ def is_plain_json(value: object) -> bool:
                 deeper.extend(one.values())
             elif isinstance(one, list | tuple):
                 deeper.extend(one)
-            elif not (one is None or isinstance(one, str | int | float)):
+            elif isinstance(one, float):
+                if not math.isfinite(one):
+                    return False
+            elif isinstance(one, int):
+                if one.bit_length() > _INTEGER_BITS:
+                    return False
+            elif not (one is None or isinstance(one, str)):
                 return False
         if not deeper:
             return True

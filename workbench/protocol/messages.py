@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from workbench.protocol.records import Frozen
 
@@ -79,6 +80,17 @@ class Usage(Frozen):
     latency: float | None = None
     duration: float | None = None
     tokens_per_second: float | None = None
+
+    @field_validator("cost_usd", "latency", "duration", "tokens_per_second")
+    @classmethod
+    def _known(cls, value: float | None) -> float | None:
+        """What nothing can cost or take is unknown: it must not fill a budget up again, or make of every sum no number."""
+        return value if value is not None and math.isfinite(value) and value >= 0 else None
+
+    @field_validator("input_tokens", "output_tokens", "reasoning_tokens", "cache_read_tokens", "cache_write_tokens")
+    @classmethod
+    def _counted(cls, value: int) -> int:
+        return max(value, 0)
 
     @property
     def is_empty(self) -> bool:

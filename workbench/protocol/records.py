@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import to_json
+
+_LEVELS = 100
 
 
 class Frozen(BaseModel):
@@ -19,11 +22,11 @@ class Frozen(BaseModel):
         """
         try:
             return super().model_dump_json(**options)
-        except PydanticSerializationError:
+        except (ValueError, RecursionError):
             # Rare, and slow: one result of a tool that isn't text must not cost the conversation.
-            value = _carried(self.model_dump())
+            value = _carried(self)
         return to_json(
-            value, indent=options.get("indent"), fallback=repr, inf_nan_mode="null", bytes_mode="base64"
+            value, indent=options.get("indent"), fallback=_described, inf_nan_mode="null", bytes_mode="base64"
         ).decode()
 
 
@@ -208,12 +211,25 @@ class JourneyRecord(Frozen):
     part: bool = False
 
 
-def _carried(value: Any) -> Any:
-    """The value with texts that UTF-8 can carry."""
-    if isinstance(value, str):
+def _carried(value: Any, above: tuple[int, ...] = ()) -> Any:
+    """The value with texts that UTF-8 can carry, without what contains itself or is nested beyond reason."""
+    if isinstance(value, str) and not isinstance(value, Enum):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, BaseModel):
+        value = {name: getattr(value, name) for name in type(value).model_fields}
+    if not isinstance(value, dict | list | tuple | set | frozenset):
+        return value
+    if id(value) in above or len(above) >= _LEVELS:
+        return "…"
+    above = (*above, id(value))
     if isinstance(value, dict):
-        return {_carried(key): _carried(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_carried(one) for one in value]
-    return value
+        keys = (key if isinstance(key, str | int | float) else _described(key) for key in value)
+        return {_carried(key): _carried(one, above) for key, one in zip(keys, value.values(), strict=True)}
+    return [_carried(one, above) for one in value]
+
+
+def _described(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001
+        return f"a {type(value).__name__}"
