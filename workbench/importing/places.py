@@ -30,12 +30,13 @@ class Places:
             return cls(((_plain(from_dir), b""),), cwd or from_dir)
         if cwd is None:
             return cls((here,), here[0])
-        real = os.path.realpath(os.fsencode(cwd)) if os.path.isabs(cwd) and "\0" not in cwd else b""
-        if real == root:
-            return cls(((_plain(cwd), b""), here), cwd)
-        if real.startswith(root + b"/"):
-            return cls(((_plain(cwd), real.removeprefix(root + b"/")), here), cwd)
-        if root.startswith(real + b"/") and os.path.isdir(real):
+        is_absolute = os.path.isabs(cwd) and "\0" not in cwd
+        real = os.path.realpath(os.fsencode(cwd)).strip(b"/") if is_absolute else None
+        top = root.strip(b"/")
+        if real is not None and (real == top or paths.is_below(real, top)):
+            below = b"/".join(paths.parts(real)[len(paths.parts(top)) :])
+            return cls(((_plain(cwd), below), here), cwd)
+        if real is not None and paths.is_below(top, real) and os.path.isdir(cwd):
             # It was started above the workspace: what is beside that is outside.
             return cls((here,), cwd)
         return cls((here, (_plain(cwd), b"")), cwd)
