@@ -9,10 +9,13 @@ import pytest
 from tests.conftest import git_in
 from workbench.agent.workspace_session import WorkspaceSession
 from workbench.attempts import Attempts, measured
-from workbench.errors import SessionBusyError, SessionChangedError
+from workbench.deletion import collect, delete
+from workbench.errors import CheckpointError, SessionBusyError, SessionChangedError, SessionNotFoundError
 from workbench.mounting import SandboxOptions
 from workbench.protocol.attempts import AttemptRecord, AttemptsGroup
 from workbench.protocol.commands import Command
+from workbench.sessions import survey_workspace
+from workbench.state import StateDirectory
 from workbench.testing import ScriptedModel, Turn
 from workbench.workspace import Workspace
 
@@ -51,6 +54,7 @@ async def test_what_a_person_said_in_a_review_is_told_to_all_and_forgotten_once_
         comments.add("Call it c.", (await workspace.changes()).shown[0])
         attempts = Attempts(workspace)
         group, text = await attempts.begin(session, "Go on.", 2, model="m", checks=False)
+        await attempts.fork(session, group)
         await work(root, attempts, group, text)
         assert [comment.text for comment in comments.all()] == ["Call it c."]
         comments.add("Said since.", (await workspace.changes()).shown[0])
@@ -66,6 +70,7 @@ async def test_a_take_that_was_killed_between_files_and_conversation_is_done_aga
     async with Workspace.open(root) as workspace, WorkspaceSession.open_to_travel(workspace) as session:
         attempts = Attempts(workspace)
         group, text = await attempts.begin(session, "Go on.", 2, model="m", checks=False)
+        await attempts.fork(session, group)
         first, _ = await work(root, attempts, group, text)
         await workspace.adopt(first.session, first.checkpoint, instead_of=[group.base])
     async with Workspace.open(root) as workspace, WorkspaceSession.open_to_travel(workspace) as session:
@@ -76,11 +81,37 @@ async def test_a_take_that_was_killed_between_files_and_conversation_is_done_aga
             assert Attempts(workspace).groups()[0].offered == number
 
 
+@pytest.mark.parametrize("is_collected", [False, True])
+async def test_one_whose_session_was_deleted_leaves_the_others_to_be_taken(root: Path, is_collected: bool) -> None:
+    async with Workspace.open(root) as workspace, WorkspaceSession.open_to_travel(workspace) as session:
+        attempts = Attempts(workspace)
+        group, text = await attempts.begin(session, "Go on.", 3, model="m", checks=False)
+        await attempts.fork(session, group)
+        first, second, third = await work(root, attempts, group, text)
+        await attempts.take(session, first.number)
+        found = survey_workspace(workspace.directory)
+        for each in found.sessions:
+            if each.name in (first.session, second.session):
+                await delete(StateDirectory.open(), found, each, with_changes=True)
+        if is_collected:
+            collect(found)
+        await attempts.take(session, third.number)
+        assert await workspace.read(b"a") == b"3\n"
+        for gone in (first, second):
+            with pytest.raises((SessionNotFoundError, CheckpointError)):
+                await attempts.take(session, gone.number)
+        await workspace.files.write(b"a", b"mine\n")
+        with pytest.raises(SessionChangedError):
+            await attempts.take(session, third.number)
+        assert await workspace.read(b"a") == b"mine\n"
+
+
 async def test_a_conversation_or_files_that_went_on_are_not_replaced(root: Path) -> None:
     async with Workspace.open(root) as workspace:
         attempts = Attempts(workspace)
         async with WorkspaceSession.open_to_travel(workspace) as session:
             group, text = await attempts.begin(session, "Go on.", 1, model="m", checks=False)
+            await attempts.fork(session, group)
         await work(root, attempts, group, text)
         async with WorkspaceSession.open(workspace, model=ScriptedModel(Turn(text="It's zero."))) as session:
             await (await session.start("What is in a?")).result()
@@ -100,6 +131,7 @@ async def test_what_somebody_else_committed_meanwhile_stays_a_conflict_of_the_on
     async with Workspace.open(root) as workspace, WorkspaceSession.open_to_travel(workspace) as session:
         attempts = Attempts(workspace)
         group, text = await attempts.begin(session, "Go on.", 1, model="m", checks=False)
+        await attempts.fork(session, group)
         await work(root, attempts, group, text)
         (root / "a").write_text("somebody's\n")
         await attempts.take(session, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -110,11 +110,11 @@ class Attempts:
     async def begin(
         self, session: WorkspaceSession, task: str, count: int, *, model: str, checks: bool
     ) -> tuple[AttemptsGroup, str]:
-        """Fork a session `count` times as it is now; the attempts, and what each is to be told.
+        """Write down `count` attempts of a session as it is now; they, and what each is to be told.
 
-        They are named after the session, with numbers that go on from what is kept. The checkpoint that all began from has the
-        id of the message, so that `rewind` takes back what is taken over of them. Raises as `WorkspaceSession.start` and
-        `fork`.
+        `fork` makes their sessions. They are named after the session, with numbers that go on from what is kept. The
+        checkpoint that all began from has the id of the message, so that `rewind` takes back what is taken over of them.
+        Raises as `WorkspaceSession.start`.
         """
         message_id, told = await session.prepare(task)
         changes = await self._workspace.changes()
@@ -130,9 +130,19 @@ class Attempts:
             attempts=tuple(AttemptRecord(number=number, session=name) for number, name in self._names(count)),
         )
         await to_thread.run_sync(self._save, (*self.groups(), group))
-        for attempt in group.attempts:
-            await session.fork(message_id, name=attempt.session)
         return group, told
+
+    async def fork(
+        self, session: WorkspaceSession, group: AttemptsGroup, *, until: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Make the sessions of attempts, one after the other, and no more once `until` is true.
+
+        Raises as `WorkspaceSession.fork`.
+        """
+        for attempt in group.attempts:
+            if until():
+                break
+            await session.fork(group.message_id, name=attempt.session)
 
     async def note(self, ended: AttemptRecord) -> None:
         """Write down what became of one. Raises StateError, OSError."""

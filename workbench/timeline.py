@@ -279,12 +279,23 @@ class Timeline:
         session landed since.
         """
         for commit in commits:
-            if not self._differs(now, self.target(self.of_commit(self._store.get(commit).session, commit))):
+            there = self._arrived_at(commit)
+            if there is not None and not self._differs(now, self.target(there)):
                 return
         raise SessionChangedError(
             f"The session '{self._session}' holds something else by now, and that isn't replaced.",
             hint=f"Land it, or take it back (`workbench log --session {self._session}`).",
         )
+
+    def _arrived_at(self, commit: str) -> Checkpoint | None:
+        """The checkpoint of a commit; where its session is gone, the one with which this one came there, if it did."""
+        try:
+            return self.of_commit(self._store.get(commit).session, commit)
+        except CheckpointError as error:
+            if error.code != "checkpoint_not_found":
+                raise
+        rows = reversed(self._store.all(self._session))
+        return next((checkpoint for checkpoint in rows if checkpoint.purpose.goal == commit), None)
 
     def of_commit(self, session: str, commit: str) -> Checkpoint:
         """The last checkpoint of a session that has a commit. Raises CheckpointError (checkpoint_not_found), OSError."""

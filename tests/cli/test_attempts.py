@@ -320,6 +320,22 @@ def test_an_interrupt_ends_all_of_them_with_their_sandboxes(cli: Cli, state: Pat
     assert sorted(each.files for each in report.attempts) == [0, 1, 1]
 
 
+def test_an_interrupt_comes_through_while_the_forks_are_made(cli: Cli, state: Path, serving: Any) -> None:
+    with serving() as stub:
+        process = start(cli, "--attempts", "2000")
+        wait_until(lambda: list(state.glob("workspaces/*/overlays/default.attempt-3")), "a few forks", seconds=60)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=120)
+        assert stub.requests == []
+    assert process.returncode == 130, errors
+    report = AttemptsRunReport.model_validate_json(output.splitlines()[-1])
+    assert (report.end_reason, report.offered, len(report.attempts)) == (EndReason.CANCELLED, None, 2000)
+    assert {each.state for each in listed(cli).groups[0].attempts} == {"interrupted"}
+    assert len(list(state.glob("workspaces/*/overlays/*"))) < 2000
+    cli("attempts", "drop", "--yes")
+    assert [path.name for path in state.glob("workspaces/*/overlays/*")] == ["default"]
+
+
 def test_what_was_killed_is_listed_and_dropped(cli: Cli, state: Path, serving: Any) -> None:
     look = StubReply(calls=[StubCall("shell", {"command": "echo 1 >began"})])
     held = [look, StubReply(text="long", hold_after=0)]

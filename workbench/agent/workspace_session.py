@@ -330,7 +330,9 @@ class WorkspaceSession:
         """
         stored = await FileSessionStore(self.workspace.directory).load(fork)
         if stored is None:
-            raise SessionNotFoundError(f"There is no conversation of a session '{fork}'.")
+            raise SessionNotFoundError(
+                f"There is no conversation of a session '{fork}'.", hint="`workbench sessions` lists what there is."
+            )
         found: list[Travelled] = []
 
         def change(messages: Messages) -> Messages:

@@ -87,14 +87,14 @@ class AttemptsJob:
             )
             if not self._job.context.quiet:
                 output.say(f"{output.count(self._count, 'attempt')}, {self._at_once} at a time")
+            await attempts.fork(session, group, until=lambda: self._is_cancelled)
             limiter = CapacityLimiter(self._at_once)
             async with anyio.create_task_group() as workers:
-                for record in group.attempts:
+                # Those that never began are like those of a run that was killed.
+                for record in group.attempts if not self._is_cancelled else ():
                     attempt = _Attempt(self._job, self._count, record, log)
                     self._at_work.append(attempt)
                     workers.start_soon(attempt.carry_out, attempts, limiter, model, text, group.message_id)
-                if self._is_cancelled:
-                    self._cancel()
             interrupts.cancel_scope.cancel()
         return attempts.find(group.attempts[0].number)[0]
 
