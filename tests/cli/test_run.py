@@ -167,17 +167,48 @@ def test_a_limit_ends_a_run_with_a_code_of_its_own(
     assert "stopped" in done.stderr.decode()
 
 
-def test_an_interrupt_cancels_the_run_and_its_files_stay(project: Path, configured: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_cancels_the_run_and_its_files_stay(project: Path, configured: Any, number: int) -> None:
     with StubModelServer(FIX, StubReply(text="a long answer", hold_after=1)) as stub:
         configured(stub)
         argv = [sys.executable, "-m", "workbench", "run", "-w", str(project), "--model", MODEL, "Do it."]
         process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         wait_until(lambda: len(stub.requests) == 2, "the second request")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert b"cancelled after" in errors
     assert b"stays in the overlay" in errors
+
+
+def test_under_nohup_it_outlives_its_terminal(project: Path, configured: Any) -> None:
+    with StubModelServer(StubReply(text="a long answer", hold_after=1)) as stub:
+        configured(stub)
+        argv = ["nohup", sys.executable, "-m", "workbench", "run", "-w", str(project), "--model", MODEL, "Do it."]
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_until(lambda: len(stub.requests) == 1, "the request")
+        process.send_signal(signal.SIGHUP)
+        stub.release()
+        said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert said == b"a long answer\n"
+
+
+@pytest.mark.parametrize("more", [[], ["--attempts", "2"]])
+def test_where_nobody_reads_on_the_run_ends_and_says_nothing(project: Path, configured: Any, more: list[str]) -> None:
+    with StubModelServer(answer=lambda _: StubReply(text="a long answer", hold_after=2)) as stub:
+        configured(stub)
+        argv = [sys.executable, "-m", "workbench", "run", "-w", str(project), "--model", MODEL, "--json", *more, "Do."]
+        reader, writer = os.pipe()
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+        os.close(writer)
+        wait_until(lambda: stub.requests, "a request")
+        os.close(reader)
+        stub.release()
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert b"Traceback" not in errors
+    assert b"Broken pipe" not in errors
 
 
 def test_a_new_run_begins_an_empty_conversation_on_the_same_files_unless_it_continues(
@@ -223,9 +254,9 @@ def test_a_person_is_asked_with_the_whole_call_and_may_allow_the_tool_for_the_re
         with terminal(argv, cwd=ROOT, size=(60, 200)) as shown:
             shown.expect(b"rm -rf /")
             shown.expect(b"Allow it")
-            shown.type(b"n\n")
+            shown.type(b"abort\n")
             shown.expect(b"Allow it")
-            shown.type(b"a\n")
+            shown.type(b"always\n")
             shown.expect(b"I'm done")
             assert shown.wait() == 7
     results = [request.body["messages"][-1]["content"] for request in stub.requests[1:]]
@@ -243,6 +274,10 @@ def test_a_task_comes_from_a_file_or_standard_input_and_has_to_be_there(
         cli("run", "--model", MODEL, "--prompt-file", str(tmp_path / "task"))
         cli("run", "--model", MODEL, "--prompt-file", "-", stdin=None, input=b"From a pipe.")
     assert [request.body["messages"][1]["content"] for request in stub.requests] == ["From a file.", "From a pipe."]
+    (tmp_path / "task").write_bytes(b"latin \xe9")
+    for named, data in ((str(tmp_path / "task"), b""), ("-", b"latin \xe9")):
+        done = cli("run", "--json", "--prompt-file", named, stdin=None, input=data, code=2)
+        assert "byte 7 isn't" in json.loads(done.stdout)["error"]["message"]
     cli("run", "--model", MODEL, code=2)
     assert "workbench models" in cli("run", "Do it.", code=2).stderr.decode()
     assert "no provider 'nobody'" in cli("run", "--model", "nobody/m", "Do it.", code=1).stderr.decode()

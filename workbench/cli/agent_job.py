@@ -225,8 +225,12 @@ class Job:
 
 
 async def cancel_on_interrupt(cancel: Callable[[], object]) -> None:
-    """Call `cancel` at each ^C, and when the process is to end; until it's cancelled itself."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    """Call `cancel` at each ^C, and when the process is to end or its terminal is closed; until it's cancelled itself."""
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    # Under nohup it outlives its terminal.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        wanted.append(signal.SIGHUP)
+    with anyio.open_signal_receiver(*wanted) as signals:
         async for _ in signals:
             cancel()
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from workbench.cli import network
+from workbench.cli import network, output
 from workbench.cli.network import AllowHostOption
 from workbench.cli.options import (
     BackendOption,
@@ -22,6 +22,7 @@ from workbench.cli.options import (
     WorkspaceOption,
     failing,
 )
+from workbench.errors import OptionsError
 from workbench.mounting import SandboxOptions
 from workbench.review.policy import Mode
 
@@ -162,7 +163,19 @@ def run(
 def _task(task: str, prompt_file: str) -> str:
     if bool(task) == bool(prompt_file):
         raise typer.BadParameter("Say what to do, or where that stands (--prompt-file).")
-    text = task or (sys.stdin.read() if prompt_file == "-" else Path(prompt_file).read_text())
+    text = task or _read(prompt_file)
     if not text.strip():
         raise typer.BadParameter("The task is empty.")
     return text
+
+
+def _read(prompt_file: str) -> str:
+    """Raises OptionsError where that isn't text, OSError."""
+    data = sys.stdin.buffer.read() if prompt_file == "-" else Path(prompt_file).read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        where = "Standard input" if prompt_file == "-" else output.path(os.fsencode(prompt_file))
+        raise OptionsError(
+            f"{where} isn't text in UTF-8: byte {error.start + 1:,} isn't.", hint="Convert it, with iconv for example."
+        ) from error

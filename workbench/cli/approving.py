@@ -17,6 +17,9 @@ from workbench.protocol.sessions import ApprovalRequest
 from workbench.tools.previews import preview
 from workbench.workspace import Workspace
 
+# The whole answer: "abort" isn't "always".
+_YES, _ALWAYS = ("y", "yes"), ("a", "always")
+
 
 async def approve_all(_: ApprovalRequest) -> bool:
     """Yes, whatever it is."""
@@ -55,12 +58,13 @@ class Approver:
             # What was typed before the question was seen is no answer to it.
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
             with terminal.echo(sys.stdin.fileno(), True):
-                answer = await Prompt().ask(f"{self._tag}Allow it? y (yes), n (no), a (this tool, for {self._lasting})")
-            if answer is None or answer.key.lower() not in ("y", "a"):
-                return False
-            if answer.key.lower() == "a":
+                answer = await Prompt().line(
+                    f"{self._tag}Allow it? y (yes), n (no), a (this tool, for {self._lasting})"
+                )
+            said = (answer or "").strip().lower()
+            if said in _ALWAYS:
                 self._rules.allow_for_session(request.session_id, call.name)
-            return True
+            return said in (*_YES, *_ALWAYS)
 
     async def _show(self, call: ToolCall) -> None:
         """Whole: what's cut off is what somebody would hide. A diff has all that such a call says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -217,6 +218,9 @@ def failing(as_json: bool) -> Iterator[None]:
     except (WorkbenchError, OSError, BaseExceptionGroup) as raised:
         error = find_error(raised)
         if error is None:
+            if isinstance(raised, BaseExceptionGroup) and raised.split(BrokenPipeError)[1] is None:
+                # Nobody reads on: how that ends is the same whoever was at work.
+                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from raised
             raise
         output.error(error, as_json=as_json)
         raise typer.Exit(exit_code(error)) from raised
