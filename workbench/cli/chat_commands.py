@@ -45,6 +45,8 @@ Alt-Enter, or a \\ at the end of a line, adds a line; // begins a message with a
 ↑ brings back what was typed. ^C stops what goes on, and its files stay. ^D ends.
 """
 _LISTED = 200
+_DIGITS = 9
+"""Of a number that somebody types: with that many it's more than there is of anything, and Python reads no endless ones."""
 _SHOWN_MESSAGES = 20
 
 
@@ -169,9 +171,10 @@ class Commands:
                 return
         message_id = argument
         if argument.isascii() and argument.isdigit():
-            if not 1 <= int(argument) <= len(points):
+            number = int(argument[:_DIGITS])
+            if not 1 <= number <= len(points):
                 raise OptionsError(f"There is no message {argument} to go back to.", hint="/rewind lists them.")
-            message_id = points[int(argument) - 1].id
+            message_id = points[number - 1].id
         await self._partner.close()
         travelled, removed = await along.rewind(self._workspace, message_id, force=False)
         say_travelled(travelled, removed, redo="/redo")
@@ -197,7 +200,7 @@ class Commands:
     async def _show(self, argument: str) -> None:
         if argument and not (argument.isascii() and argument.isdigit()):
             raise OptionsError(f"{argument!r} isn't a number.", hint="/show 2 shows the call before the last one.")
-        if not self._calls.show(int(argument or 1)):
+        if not self._calls.show(int(argument[:_DIGITS] or 1)):
             output.say("there is no such call in this chat")
 
     async def _model(self, argument: str) -> None:
