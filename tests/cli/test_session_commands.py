@@ -318,7 +318,8 @@ def test_a_session_whose_directory_is_gone_is_shown_exported_and_deleted(state: 
 def test_the_old_one_of_two_directories_at_a_path_is_told_by_its_own(state: Path, root: Path) -> None:
     old = use(root, files=("f",)).parent.parent
     _replaced(root)
-    workbench("discard", "--replaced", "-w", str(root))
+    let_go = workbench("discard", "--replaced", "--json", "-w", str(root)).stdout
+    assert json.loads(let_go) == {"version": 1, "let_go": 1}
     new = use(root, files=("f", "g")).parent.parent
     hint = refused("show", "default", "-w", str(root), code=2)["hint"]
     assert f"-w {old}" in hint

@@ -23,10 +23,10 @@ from workbench.cli.options import (
 from workbench.cli.places import inside
 from workbench.cli.report import discard_report
 from workbench.errors import OptionsError
+from workbench.protocol.reports import LetGoReport
 from workbench.review.changeset import Change, ChangeSet
 from workbench.review.concerned import at, is_at
 from workbench.review.decisions import Review, Verdict
-from workbench.vfs import paths
 from workbench.workspace import let_go_replaced
 
 
@@ -68,7 +68,9 @@ def discard(
 
 async def _let_go(context: Context) -> None:
     number = await let_go_replaced(workspace_path(context.workspace))
-    if not context.quiet:
+    if context.json:
+        output.write_json(LetGoReport(let_go=number))
+    elif not context.quiet:
         output.say(f"let go of {output.count(number, 'workspace')} that stood here before")
 
 
@@ -108,5 +110,5 @@ def _rejected(review: Review) -> list[Change]:
 def _require_changed(changes: ChangeSet, path: bytes) -> None:
     if not at(changes, [path]) and not any(is_at(one.path, path) or is_at(path, one.path) for one in changes.left):
         raise OptionsError(
-            f"Nothing changed at '{paths.display(path)}'.", hint="`workbench diff --stat` names the changed paths."
+            f"Nothing changed at '{output.path(path)}'.", hint="`workbench diff --stat` names the changed paths."
         )

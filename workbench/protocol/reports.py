@@ -270,6 +270,13 @@ class DiscardReport(Frozen):
     ended: tuple[JobReport, ...] = ()
 
 
+class LetGoReport(Frozen):
+    """`workbench discard --replaced --json`: how many workspaces that stood here before were let go of."""
+
+    version: int = 1
+    let_go: int
+
+
 class CheckpointReport(Frozen):
     """One checkpoint: `workbench checkpoint --json`, and an entry of `workbench log --json`.
 
