@@ -182,3 +182,21 @@ async def test_two_never_work_on_them_at_once(root: Path) -> None:
             with pytest.raises(SessionBusyError), Attempts(workspace).alone():
                 pass
         assert not attempts.are_running()
+
+
+async def test_a_session_that_only_has_the_name_of_a_deleted_attempts_is_not_dropped(root: Path) -> None:
+    async with Workspace.open(root) as workspace, WorkspaceSession.open_to_travel(workspace) as session:
+        attempts = Attempts(workspace)
+        group, text = await attempts.begin(session, "Go on.", 2, model="m", checks=False)
+        await attempts.fork(session, group)
+        await work(root, attempts, group, text)
+        mine, other = (attempt.session for attempt in group.attempts)
+        state = StateDirectory.open()
+        found = survey_workspace(workspace.directory, limit=None)
+        (gone,) = (each for each in found.sessions if each.name == mine)
+        await delete(state, found, gone, with_changes=True)
+        async with Workspace.open(root, session=mine) as own:
+            await own.files.write(b"b", b"mine\n")
+            assert (await attempts.drop()).removed == [other]
+            assert await own.read(b"b") == b"mine\n"
+    assert attempts.groups() == ()

@@ -189,16 +189,22 @@ class Attempts:
     async def drop(self) -> Dropped:
         """Remove the sessions of all attempts, whatever they hold, and end their sandboxes; what was taken over stays.
 
-        What couldn't be removed stays kept. Raises StateError, OSError.
+        What couldn't be removed stays kept; a session of such a name that isn't an attempt's is left alone. Raises StateError,
+        OSError.
         """
-        kept = {attempt.session for group in self.groups() for attempt in group.attempts}
+        bases = {attempt.session: group.base for group in self.groups() for attempt in group.attempts}
+        kept = set(bases)
         state = StateDirectory.open(self._state_path)
         dropped = Dropped()
         for name in sorted(kept & set(self._sessions())):
             with dropped.noting():
                 # Also brings to its end what a crash cut short in it.
                 async with Workspace.open(self._workspace.root, session=name, state_path=self._state_path) as workspace:
-                    await workspace.stop()
+                    # Of a fork that was killed before it had begun there is nothing yet.
+                    if workspace.is_unused() or workspace.timeline.is_forked_from(bases[name]):
+                        await workspace.stop()
+                    else:
+                        kept.remove(name)
         found = await to_thread.run_sync(lambda: survey_workspace(self._workspace.directory, limit=None))
         for session in found.sessions:
             if session.name in kept:

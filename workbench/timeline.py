@@ -136,6 +136,13 @@ class Timeline:
         forks = self._forks() if with_forks else None
         return log_entries(self.checkpoints(), most=most, called_now=self._store.called_now, forks=forks)
 
+    def is_forked_from(self, commit: str) -> bool:
+        """Whether the session began as a fork of this checkpoint, named by its commit. Raises as `checkpoints`."""
+        first = next(iter(self._store.all(self._session)), None)
+        if first is None or first.purpose.kind is not RowKind.FORK:
+            return False
+        return self._store.called_now(first.purpose.goal) == self._store.called_now(commit)
+
     def _forks(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for session in self._store.sessions():
