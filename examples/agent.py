@@ -47,4 +47,6 @@ async def main(directory: str, model: str = "", task: str = "Write a HELLO.md.")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     anyio.run(main, *sys.argv[1:])

@@ -70,4 +70,6 @@ def merged(request: CompletionRequest) -> Turn:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     anyio.run(main, *sys.argv[1:])

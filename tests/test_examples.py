@@ -104,3 +104,18 @@ def test_the_quickstart_says_what_is_missing_and_stops_where_no_sandbox_can_be_s
     assert "XX  namespace" in output
     assert "Nothing was done" in output
     assert "workbench exec" not in output
+
+
+@pytest.mark.parametrize("name", ["agent", "library", "notes_to_document"])
+def test_an_example_without_its_arguments_says_what_it_takes(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"python examples/{name}.py DIRECTORY" in done.stderr
+    assert "Traceback" not in done.stderr

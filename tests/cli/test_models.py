@@ -84,6 +84,16 @@ def test_the_models_of_one_provider_are_named(run: Run) -> None:
     assert "model_not_found" in run("list", "nobody", code=1).stderr
 
 
+def test_what_is_listed_elsewhere_than_at_a_terminal_is_whole(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    with StubModelServer(key=KEY) as stub:
+        lines = run(config=lab(stub)).stdout.splitlines()
+        assert f"lab\tanswers, 1 model\ta command\t{stub.url}/v1" in lines
+        # What the configuration says of a model is what it costs.
+        priced = '[models."lab/m"]\ncontext_window = 1000\nprices = { input = 1.5, output = 3.0 }\n'
+        assert run("list", "lab", config=lab(stub) + priced).stdout.splitlines()[1:] == ["lab/m\t1,000\t1.5\t3"]
+
+
 def test_a_model_that_works_is_said_to(run: Run) -> None:
     with StubModelServer(RIGHT, RIGHT, key=KEY) as stub:
         shown = run("test", "lab/m", config=lab(stub)).stdout

@@ -55,6 +55,26 @@ def told(output: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines()]
 
 
+def test_after_a_run_its_changes_are_counted_and_the_next_step_names_its_session(
+    project: Path, configured: Any
+) -> None:
+    cli = Cli(project)
+    with StubModelServer(FIX, DONE, FIX) as stub:
+        configured(stub)
+        done = cli("run", "--session", "other", "--model", MODEL, "Make the test pass.", code=7)
+        assert b"1 file changed: workbench review --session other\n" in done.stderr
+        (listed,) = json.loads(cli("sessions", "--json").stdout)["sessions"]
+        assert (listed["session"], listed["changes"]) == ("other", 1)
+        cli("discard", "--yes", "--session", "other")
+        said = cli(
+            "run", "--session", "other", "--budget", "0.00001", "--model", MODEL, "Again.", code=5
+        ).stderr.decode()
+    assert "The budget of 0.00001 dollars of this run is spent." in said
+    words = said.partition("stays in the overlay; workbench ")[2].partition(" takes back")[0].split()
+    cli(*words)
+    assert cli("diff", "--session", "other").stdout == b""
+
+
 def test_a_run_that_succeeded_waits_for_review_and_nothing_has_changed(project: Path, configured: Any) -> None:
     cli = Cli(project)
     with StubModelServer(StubReply(text="First\n", calls=FIX.calls), DONE) as stub:

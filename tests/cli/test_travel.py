@@ -102,6 +102,41 @@ def test_a_discard_is_taken_back(prompt: Prompt) -> None:
     assert prompt("diff", "--name-status").stdout == b"A\ta\n"
 
 
+def test_what_is_said_to_take_a_redo_back_does(prompt: Prompt) -> None:
+    prompt.sh("echo x > a")
+    said = prompt("discard").stderr.decode()
+    assert "; `workbench redo` takes that back" in said
+    said = prompt("redo").stderr.decode()
+    *words, last = said.partition("; `workbench ")[2].partition("` takes that back")[0].split()
+    assert words == ["rewind"]
+    prompt("rewind", last)
+    assert prompt("diff").stdout == b""
+
+
+def test_what_is_said_to_do_next_is_about_the_session_it_is_said_of(
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a process that keeps the sandbox warm as for one that starts it, and for each command that says what to do."""
+    for _ in range(2):
+        done = prompt("exec", "--session", "other", "--", "sh", "-c", "echo x >> a; echo y > b")
+        assert b"2 files changed: workbench review --session other\n" in done.stderr
+    said = [
+        prompt("checkpoint", "here", "--session", "other").stderr,
+        prompt("status", "--session", "other").stdout,
+        prompt("diff", "--session", "other").stderr,
+        prompt("review", "--accept", "a", "--session", "other").stderr,
+        prompt("discard", "b", "--session", "other").stderr,
+        prompt("redo", "--session", "other").stderr,
+    ]
+    for text in said:
+        commands = [line for line in text.decode().splitlines() if "workbench " in line.removeprefix("workbench: ")]
+        assert commands
+        assert all("--session other" in line for line in commands), text
+    # Where the name needn't be typed, it isn't said.
+    monkeypatch.setenv("WORKBENCH_SESSION", "other")
+    assert b"changed: workbench review\n" in prompt("exec", "--", "true").stderr
+
+
 def test_some_changes_are_discarded_and_taken_back(prompt: Prompt) -> None:
     prompt.sh("echo x > a; mkdir d; echo y > d/b; echo z > c; mkdir _notes; echo note > _notes/n")
     (prompt.workspace / ".gitignore").write_text("out/\n")

@@ -52,7 +52,7 @@ async def test_an_image_is_told_from_other_binary_files(root: Path, call: Called
 async def test_a_file_is_written_with_its_directories_and_nothing_of_it_is_in_the_real_workspace(
     root: Path, workspace: Workspace, call: Called
 ) -> None:
-    await call("write_file", path="new/deep/file", content="one\n")
+    assert await call("write_file", path="new/deep/file", content="one\n") == "Wrote new/deep/file: 1 line."
     assert merged(workspace, "new/deep/file") == b"one\n"
     assert list(root.iterdir()) == []
     assert "Replaced" in await call("write_file", path="new/deep/file", content="")

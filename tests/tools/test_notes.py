@@ -92,7 +92,7 @@ async def test_a_note_added_during_the_merge_survives_it(workspace: Workspace, c
         await call("add_note", text="meanwhile")
 
     merger.before = add
-    await call("consolidate_notes", target_path="doc.md")
+    assert await call("consolidate_notes", target_path="doc.md") == "Merged 1 note into doc.md."
     assert workspace.view.read_bytes(b"doc.md") == b"first\n"
     assert "meanwhile" in await call("list_notes")
 

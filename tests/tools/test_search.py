@@ -28,7 +28,9 @@ async def test_lines_are_found_with_their_file_and_number(root: Path, workspace:
     (root / "b.txt").write_bytes(b"needle (1)\xff\n")
     (root / "c").write_bytes(b"\0needle")
     workspace.view.write_bytes(b"new", b"needle (2)\n")
-    assert await call("grep", pattern=r"needle \(1") == "b.txt:1:needle (1)\ufffd\n[1 binary files weren't searched]"
+    assert (
+        await call("grep", pattern=r"needle \(1") == "b.txt:1:needle (1)\ufffd\n[binary files that weren't searched: 1]"
+    )
     found = await call("grep", pattern="needle (", literal=True, ignore_case=True, names="*[ew.py]")
     assert found == "a.py:2:Needle (1)\nnew:1:needle (2)"
     assert await call("grep", pattern="needle", path="a.py") == "No line matches."

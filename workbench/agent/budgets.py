@@ -41,9 +41,14 @@ class Spending:
             (self._budget.session_tokens, run + session, "tokens of this session"),
         ):
             if limit is not None and spent >= limit:
-                return f"The budget of {limit:g} {what} is spent."
+                return f"The budget of {_plain(limit)} {what} is spent."
         return None
 
 
 def _tokens(usage: Usage) -> int:
     return usage.input_tokens + usage.output_tokens
+
+
+def _plain(limit: float) -> str:
+    """As a person writes it: never 3e-05, nor 1e+06."""
+    return f"{limit:,.6f}".rstrip("0").rstrip(".")

@@ -193,7 +193,7 @@ class Job:
         elif code in (EXIT_LIMIT, EXIT_CANCELLED):
             self._say_what_stays(changes, result.message_id)
         elif changes:
-            output.say(f"{output.count(changes, 'file')} changed: workbench review")
+            output.say(f"{output.count(changes, 'file')} changed: {output.command('review', self.context.session)}")
         return code
 
     async def decide(
@@ -221,7 +221,8 @@ class Job:
     def _say_what_stays(self, changes: int, message_id: str | None) -> None:
         if changes and message_id is not None:
             stay = f"{output.count(changes, 'changed file')} {'stays' if changes == 1 else 'stay'} in the overlay"
-            output.say(f"{stay}; workbench rewind {message_id} takes back what the run did")
+            rewind = output.command(f"rewind {message_id}", self.context.session)
+            output.say(f"{stay}; {rewind} takes back what the run did")
 
 
 async def cancel_on_interrupt(cancel: Callable[[], object]) -> None:

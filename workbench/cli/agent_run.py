@@ -16,7 +16,6 @@ from workbench.cli.options import (
     BackendOption,
     Context,
     ImageOption,
-    JsonOption,
     QuietOption,
     SessionOption,
     WorkspaceOption,
@@ -38,22 +37,15 @@ ModelOption = Annotated[
 KeyCommandOption = Annotated[
     str, typer.Option("--key-command", metavar="CMD", help="A command that prints the model's key.")
 ]
-TurnsOption = Annotated[int, typer.Option("--max-turns", min=1, metavar="N", help="Replies of the model.")]
-BudgetOption = Annotated[
-    float | None,
-    typer.Option(
-        "--budget", min=0, metavar="USD", help="End the run once its model has cost this much; --attempts share it."
-    ),
-]
 YesOption = Annotated[
     bool, typer.Option("--yes", metavar="", help="Approve every call of a tool that would be asked about.")
 ]
-NotesOption = Annotated[
+NoNotesOption = Annotated[
     bool,
     typer.Option(
-        "--project-notes/--no-project-notes",
+        "--no-project-notes",
         metavar="",
-        help="Whether AGENTS.md, CLAUDE.md and the like are read into the prompt, as untrusted.",
+        help="Don't read AGENTS.md, CLAUDE.md and the like into the prompt; else they are, as untrusted.",
     ),
 ]
 
@@ -76,12 +68,23 @@ def run(
         Mode,
         typer.Option(
             "--commit",
-            help="success lands all there is when the run succeeded (and the check passed); what is risky, or a rule of "
-            "yours asks about, waits for a review.",
+            metavar="MODE",
+            help="review, never, or success, which lands all there is when the run succeeded (and the check passed); what is "
+            "risky, or a rule of yours asks about, waits for a review.",
         ),
     ] = Mode.REVIEW,
-    max_turns: TurnsOption = 50,
-    budget: BudgetOption = None,
+    max_turns: Annotated[
+        int, typer.Option("--max-turns", min=1, metavar="N", help="End the run after so many replies of the model.")
+    ] = 50,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            min=0,
+            metavar="USD",
+            help="End the run once its model has cost this much; --attempts share it.",
+        ),
+    ] = None,
     attempts: Annotated[
         int,
         typer.Option(
@@ -105,7 +108,7 @@ def run(
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="End the run after this time.")
     ] = 3600,
     yes: YesOption = False,
-    notes: NotesOption = True,
+    no_notes: NoNotesOption = False,
     events: Annotated[
         str, typer.Option("--events", metavar="FILE", help="Also write every event to a file, a JSON object a line.")
     ] = "",
@@ -114,7 +117,10 @@ def run(
     backend: BackendOption = "auto",
     workspace: WorkspaceOption = None,
     session: SessionOption = "default",
-    json: JsonOption = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", metavar="", help="Print every event as a JSON object on a line, and the result last."),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Have an agent work on a task; nothing of the workspace changes, unless you say --commit success.
@@ -146,7 +152,7 @@ def run(
             budget=budget,
             timeout=timeout,
             yes=yes,
-            notes=notes,
+            notes=not no_notes,
             events=events,
         )
         job = Job(context, options, wishes)

@@ -37,7 +37,8 @@ app = typer.Typer(
     help="Let an agent, or any command, work on a real directory without touching it.",
     epilog="Start with: workbench exec -- COMMAND. Nothing of the directory changes before workbench commit. "
     "Every command ends with 0 when it's done, 1 after an error, 2 when used wrongly, 3 at a conflict with the real "
-    "workspace, 4 where a rule refuses, 6 where a check failed; exec with what its command ended with.",
+    "workspace, 4 where a rule refuses, 6 where a check failed; exec with what its command ended with; "
+    "run also with 5 at a limit, and 7 where its changes wait for your review.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

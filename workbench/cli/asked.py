@@ -69,7 +69,7 @@ def exit_code(result: CommandResult) -> int:
     return EXIT_TIMEOUT if result.timed_out else result.exit_code
 
 
-def say_how_it_ended(result: CommandResult, changes: int | None, *, quiet: bool, timeout_ms: int) -> None:
+def say_how_it_ended(result: CommandResult, changes: int | None, session: str, *, quiet: bool, timeout_ms: int) -> None:
     """What the exit code alone doesn't tell, a line each on stderr."""
     if result.timed_out:
         output.say(f"ended after {timeout_ms / 1000:g} s, its time limit")
@@ -90,4 +90,4 @@ def say_how_it_ended(result: CommandResult, changes: int | None, *, quiet: bool,
     if result.stopped_processes:
         output.say(f"ended {result.stopped_processes} of its processes that were still running")
     if changes:
-        output.say(f"{output.count(changes, 'file')} changed: workbench review")
+        output.say(f"{output.count(changes, 'file')} changed: {output.command('review', session)}")

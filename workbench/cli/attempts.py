@@ -115,8 +115,8 @@ async def _take(context: Context, number: int, stop: bool) -> None:
         output.write_json(rewind_report(travelled, 0))
     elif not context.quiet:
         say_ended(travelled.ended)
-        output.say(f"attempt {number} is in the overlay: workbench review")
-        output.say(f"workbench rewind {group.message_id} takes it back")
+        output.say(f"attempt {number} is in the overlay: {output.command('review', context.session)}")
+        output.say(f"{output.command(f'rewind {group.message_id}', context.session)} takes it back")
 
 
 async def _drop(context: Context, yes: bool) -> bool:

@@ -132,6 +132,7 @@ class AttemptsJob:
                 )
             )
             return code
+        name = self._job.context.session
         if found is not None and found.text:
             print(output.visible(found.text.encode("utf-8", "replace")), flush=True)
         if not self._job.context.quiet:
@@ -139,7 +140,7 @@ class AttemptsJob:
         if waits is not None:
             output.error(waits, as_json=False)
         if found is None:
-            output.say(f"{'cancelled' if self._is_cancelled else 'none of them is good enough'}: {_OTHERS}")
+            output.say(f"{'cancelled' if self._is_cancelled else 'none of them is good enough'}: {_others(name)}")
         elif not is_taken:
             output.say(f"attempt {found.number} is the best: workbench review --session {found.session}")
         elif commit_id:
@@ -147,8 +148,8 @@ class AttemptsJob:
             output.say(f"attempt {found.number} landed {checked}, as commit {commit_id}")
         else:
             changed = f"{output.count(found.files, 'file')} changed"
-            output.say(f"attempt {found.number} is in the overlay, {changed}: workbench review")
-            output.say(f"workbench rewind {group.message_id} takes it back; {_OTHERS}")
+            output.say(f"attempt {found.number} is in the overlay, {changed}: {output.command('review', name)}")
+            output.say(f"{output.command(f'rewind {group.message_id}', name)} takes it back; {_others(name)}")
         return code
 
     async def _offer(
@@ -296,4 +297,6 @@ def _without_any(group: AttemptsGroup) -> int:
     return EXIT_LIMIT if any(each.end_reason in limits for each in group.attempts) else EXIT_ERROR
 
 
-_OTHERS = "workbench attempts lists them all, workbench attempts take N offers another one"
+def _others(session: str) -> str:
+    listed, taken = output.command("attempts", session), output.command("attempts take N", session)
+    return f"{listed} lists them all, {taken} offers another one"

@@ -33,13 +33,18 @@ async def show_audit(context: Context, number: int) -> None:
 
 def _lines(record: AuditRecord) -> Iterator[str]:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.at_ns / 1e9))
-    counts = ", ".join(f"{count} {kind}" for kind, count in record.counts.items())
+    counts = ", ".join(_counted(kind, count) for kind, count in record.counts.items())
     about = record.commit_id or record.code
     who = record.user or str(record.uid)
     words = [at, output.bold(record.action), about, f"by {who}", f"session {record.session}", counts]
     yield output.text("  ".join(word for word in words if word))
     if record.message:
         yield f"  {output.text(record.message)}"
+
+
+def _counted(kind: str, count: int) -> str:
+    """`2 files`; what was done to paths, such as `2 added`, has no plural."""
+    return output.count(count, kind) if kind in ("file", "checkpoint") else f"{count:,} {kind}"
 
 
 def _details(committed: Committed, messages: list[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from workbench.cli import network
-from workbench.cli.agent_run import BudgetOption, KeyCommandOption, ModelOption, NotesOption, TurnsOption, YesOption
+from workbench.cli.agent_run import KeyCommandOption, ModelOption, NoNotesOption, YesOption
 from workbench.cli.network import AllowHostOption
 from workbench.cli.options import BackendOption, Context, ImageOption, SessionOption, WorkspaceOption, failing
 from workbench.errors import OptionsError
@@ -44,10 +44,20 @@ def chat(
         str,
         typer.Option("--check", metavar="CMD", help="A shell command that has to pass before /commit lands anything."),
     ] = "",
-    max_turns: TurnsOption = 50,
-    budget: BudgetOption = None,
+    max_turns: Annotated[
+        int,
+        typer.Option(
+            "--max-turns", min=1, metavar="N", help="End what a message began after so many replies of the model."
+        ),
+    ] = 50,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget", min=0, metavar="USD", help="End what a message began once its model has cost this much."
+        ),
+    ] = None,
     yes: YesOption = False,
-    notes: NotesOption = True,
+    no_notes: NoNotesOption = False,
     allow_host: AllowHostOption = None,
     image: ImageOption = "",
     backend: BackendOption = "auto",
@@ -70,7 +80,7 @@ def chat(
         max_turns=max_turns,
         budget=budget,
         yes=yes,
-        notes=notes,
+        notes=not no_notes,
         new=new,
     )
     converse(Context(workspace, session), options, wishes)

@@ -40,9 +40,10 @@ COMMANDS = {
     "/help": ("", "this list"),
     "/quit": ("", "end; ^D does so, too"),
 }
-_KEYS = """\
-Alt-Enter, or a \\ at the end of a line, adds a line; // begins a message with a slash.
-↑ brings back what was typed. ^C stops what goes on, and its files stay. ^D ends.
+KEYS = """\
+Alt-Enter, or a \\ at the end of a line, adds a line; // begins a message with
+a slash. ↑ brings back what was typed. ^C stops what goes on, and its files
+stay. ^D ends.
 """
 _LISTED = 200
 _DIGITS = 9
@@ -109,7 +110,7 @@ class Commands:
         width = max(len(f"{name} {argument}") for name, (argument, _) in COMMANDS.items())
         for name, (argument, what) in COMMANDS.items():
             print(f"{output.bold(name)} {argument.ljust(width - len(name) - 1)}  {what}")
-        print(_KEYS, end="")
+        print(KEYS, end="")
 
     async def _quit(self, _: str) -> None:
         self.ended = True

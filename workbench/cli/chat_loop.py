@@ -83,7 +83,8 @@ class Chat:
             if scope.cancelled_caught and not self._interrupts.ended_by:
                 output.say("stopped")
         if changes := await count_changes(workspace):
-            output.say(f"{output.count(changes, 'file')} changed, not landed yet: workbench review")
+            review = output.command("review", workspace.session)
+            output.say(f"{output.count(changes, 'file')} changed, not landed yet: {review}")
 
     async def _greet(self, workspace: Workspace, partner: Partner, commands: Commands) -> None:
         messages = await commands.messages()

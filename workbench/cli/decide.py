@@ -242,7 +242,8 @@ def print_landed(landed: Landed, *, quiet: bool = False) -> None:
     say_ended(landed.ended)
     if landed.left.shown:
         stay = "stays" if len(landed.left.shown) == 1 else "stay"
-        output.say(f"{output.count(len(landed.left.shown), 'other change')} {stay} in the overlay: workbench review")
+        review = output.command("review", landed.committed.session)
+        output.say(f"{output.count(len(landed.left.shown), 'other change')} {stay} in the overlay: {review}")
     print_left(landed.left.left)
 
 

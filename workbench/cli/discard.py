@@ -33,7 +33,7 @@ from workbench.workspace import let_go_replaced
 def discard(
     only: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PATH]…", help="Drop only what changed there, named as git takes names."),
+        typer.Argument(metavar="PATH", help="Drop only what changed there, named as git takes names."),
     ] = None,
     rejected: Annotated[
         bool, typer.Option("--rejected", metavar="", help="Drop what `workbench review` rejected as a whole.")
@@ -94,7 +94,7 @@ async def _discard(context: Context, named: list[str], rejected: bool, yes: bool
         say_ended(discarded.ended)
         what = output.count(discarded.changes, "change") if discarded.changes or not only else "what isn't listed"
         stays = f", {output.count(len(discarded.left.shown), 'change')} left" if only else ""
-        output.say(f"discarded {what}{stays}; `workbench redo` takes that back")
+        output.say(f"discarded {what}{stays}; `{output.command('redo', context.session)}` takes that back")
         if not only:
             print_left(discarded.left.left)
 

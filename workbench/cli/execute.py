@@ -96,20 +96,18 @@ def execute(
         Mode,
         typer.Option(
             "--commit",
-            help="success lands all there is when the command ends with 0; what is risky, or a rule of yours asks about, "
-            "waits for a review.",
+            metavar="MODE",
+            help="review, never, or success, which lands all there is when the command ends with 0; what is risky, or a rule "
+            "of yours asks about, waits for a review.",
         ),
     ] = Mode.REVIEW,
     check: Annotated[
         str,
         typer.Option("--check", metavar="CMD", help="With --commit success: a shell command that must pass before."),
     ] = "",
-    checkpoint: Annotated[
-        bool,
-        typer.Option(
-            "--checkpoint/--no-checkpoint", metavar="", help="Whether to keep what was there before, to rewind to."
-        ),
-    ] = True,
+    no_checkpoint: Annotated[
+        bool, typer.Option("--no-checkpoint", metavar="", help="Don't keep what was there before, to rewind to.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("-d", "--detach", metavar="", help="Leave it in the background, and print its id.")
     ] = False,
@@ -175,9 +173,9 @@ def execute(
     reach = partial(network.egress, allow_host, ask_host, max_host_bytes, secret, for_host, header)
     if detach:
         wanted = replace(wanted, stdin=interactive)
-        run_command(context, chosen, wanted, reach, partial(_start, checkpoint=checkpoint))
+        run_command(context, chosen, wanted, reach, partial(_start, checkpoint=not no_checkpoint))
     else:
-        run_command(context, chosen, wanted, reach, partial(to_its_end, checkpoint=checkpoint, land=land))
+        run_command(context, chosen, wanted, reach, partial(to_its_end, checkpoint=not no_checkpoint, land=land))
 
 
 def shell(
@@ -303,7 +301,7 @@ async def to_its_end(
     else:
         if not context.quiet:
             network.say_what_was_refused(allowed.events)
-        asked.say_how_it_ended(result, changes, quiet=context.quiet, timeout_ms=command.timeout_ms)
+        asked.say_how_it_ended(result, changes, context.session, quiet=context.quiet, timeout_ms=command.timeout_ms)
     return asked.exit_code(result)
 
 

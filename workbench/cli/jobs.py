@@ -233,7 +233,7 @@ async def _wait(context: Context, name: str) -> int:
 
 
 def kill(
-    job: Annotated[list[str], typer.Argument(metavar="ID...", help="Their ids, or the beginnings of them.")],
+    job: Annotated[list[str], typer.Argument(metavar="ID", help="Their ids, or the beginnings of them.")],
     signal_name: Annotated[
         str,
         typer.Option(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from workbench import warm
 from workbench.cli import output
 from workbench.cli.content import Look, SideBySideOption, WordDiffOption, not_in_a_patch, show
 from workbench.cli.options import (
@@ -58,13 +59,15 @@ def status(
 
 async def _status(context: Context) -> None:
     async with context.open() as workspace:
+        now = warm.counted(workspace.overlay_path)[0]
         found = await workspace.status()
+        warm.note_counted(workspace.overlay_path, now, len(found.changes.shown), found.changes.checkpoint)
         if context.json:
             output.write_json(status_report(workspace, found))
             return
         print_state(workspace, found)
         print()
-        _print_next(found)
+        _print_next(found, workspace.session)
 
 
 def print_state(workspace: Workspace, status: WorkspaceStatus) -> None:
@@ -91,17 +94,24 @@ def print_state(workspace: Workspace, status: WorkspaceStatus) -> None:
             print(f"  {output.path(path)}")
 
 
-def _print_next(status: WorkspaceStatus) -> None:
+def _print_next(status: WorkspaceStatus, session: str) -> None:
     if not status.changes.changes:
-        print("Next: workbench exec -- COMMAND     run a command; nothing of the workspace changes")
+        steps = {"exec": "run a command; nothing of the workspace changes"}
     else:
-        print("Next: workbench review              look at the changes, and decide which may land")
-        print("      workbench diff                see them all as a patch")
-        if status.conflicts:
-            print("      workbench merge               bring those into the overlay, to be reviewed with the rest")
-        else:
-            print("      workbench commit              land them, all or none")
-        print("      workbench discard             drop them")
+        steps = {
+            "review": "look at the changes, and decide which may land",
+            "diff": "see them all as a patch",
+            **(
+                {"merge": "bring those into the overlay, to be reviewed with the rest"}
+                if status.conflicts
+                else {"commit": "land them, all or none"}
+            ),
+            "discard": "drop them",
+        }
+    typed = [output.command(words, session) + (" -- COMMAND" if words == "exec" else "") for words in steps]
+    width = max(map(len, typed))
+    for number, (command, what) in enumerate(zip(typed, steps.values(), strict=True)):
+        print(f"{'' if number else 'Next:':<5} {command:<{width}}  {what}")
 
 
 def _sandbox_words(status: WorkspaceStatus) -> str:
@@ -205,13 +215,19 @@ async def _diff(
                 number = output.count(len(changes.shown), "change")
                 output.say(f"showed {len(shown):,} of {number}: a commit lands all that a full `workbench diff` showed")
             elif changes.changes and not conflicting:
-                _say_how_to_land(changes)
+                _say_how_to_land(changes, workspace.session)
         return bool(shown)
 
 
 async def count_changes(workspace: Workspace) -> int:
-    """How many paths the overlay changes; no sandbox is ended to tell. Raises as `Workspace.checkpoint`."""
-    return sum(not change.implied for change in (await workspace.changes(may_stop=False)).changes)
+    """How many paths the overlay changes, remembered for as long as nothing in it does; no sandbox is ended to tell.
+
+    Raises as `Workspace.checkpoint`.
+    """
+    now = warm.counted(workspace.overlay_path)[0]
+    changes = await workspace.changes(may_stop=False)
+    warm.note_counted(workspace.overlay_path, now, len(changes.shown), changes.checkpoint)
+    return len(changes.shown)
 
 
 async def print_patch(
@@ -263,12 +279,12 @@ def _say_rest(changes: ChangeSet, shown: list[Change], conflicting: list[bytes])
         output.say(f"CONFLICT {output.path(path)}: changed in the real workspace meanwhile, so this can't land")
 
 
-def _say_how_to_land(changes: ChangeSet) -> None:
+def _say_how_to_land(changes: ChangeSet, session: str) -> None:
     digest = changes.digest[:16]
     # Only on a terminal does a commit know what was shown last.
     named = "" if terminal_name() else f" --digest {digest}"
     risky = " --allow-risky" if changes.risky else ""
-    output.say(f"digest {digest}; `workbench commit{named}{risky}` lands exactly this")
+    output.say(f"digest {digest}; `{output.command(f'commit{named}{risky}', session)}` lands exactly this")
 
 
 def is_wanted(change: Change, only: list[bytes]) -> bool:

@@ -30,7 +30,7 @@ _TYPES = {
 
 def ls(
     path: Annotated[
-        str, typer.Argument(metavar="[PATH]", help="A directory, or one entry; from the current directory.")
+        str, typer.Argument(metavar="PATH", help="A directory, or one entry; from the current directory.")
     ] = ".",
     long: Annotated[
         bool, typer.Option("-l", "--long", metavar="", help="Also mark, mode, size, time, and where links lead.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -16,6 +18,7 @@ from workbench.cli.options import JsonOption, failing
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
+    from workbench.models.resolving import Settings
     from workbench.protocol.messages import Usage
     from workbench.protocol.model_reports import ProviderReport, TrialReport
 
@@ -60,7 +63,7 @@ def show(
     elif provider is None:
         _show_providers(found)
     elif found[0].reachable:
-        _show_models(found[0])
+        _show_models(found[0], settings)
     else:
         output.error(_failure(found[0]), as_json=False)
         raise typer.Exit(EXIT_ERROR)
@@ -68,7 +71,7 @@ def show(
 
 @models.command("test")
 def try_out(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="provider/model")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The model, as provider/model.")],
     key_command: KeyCommandOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -87,11 +90,10 @@ def try_out(
 
 
 def _show_providers(found: tuple[ProviderReport, ...]) -> None:
-    table = Table("PROVIDER", "STATE", "KEY", "BASE URL", box=None, pad_edge=False)
-    for report in found:
-        cells = (report.name, _state(report), report.key or _variables(report), report.base_url)
-        table.add_row(*(escape(output.text(cell)) for cell in cells))
-    Console().print(table)
+    _print(
+        ("PROVIDER", "STATE", "KEY", "BASE URL"),
+        [(report.name, _state(report), report.key or _variables(report), report.base_url) for report in found],
+    )
     if not any(report.reachable for report in found):
         output.say("No provider answers. Set a variable of the column KEY, or start a server on this machine.")
 
@@ -122,16 +124,30 @@ def _variables(report: ProviderReport) -> str:
     return " or ".join(f"${name}" for name in provider.keys) if provider and not provider.local else ""
 
 
-def _show_models(report: ProviderReport) -> None:
-    from workbench.models.catalog import facts_of
+def _show_models(report: ProviderReport, settings: Settings) -> None:
+    from workbench.models.resolving import facts
 
-    table = Table("MODEL", "CONTEXT", "$ IN", "$ OUT", box=None, pad_edge=False)
+    rows = []
     for name in report.models:
-        facts = facts_of(f"{report.name}/{name}")
-        prices = facts.prices
-        window = "" if facts.context_window is None else f"{facts.context_window:,}"
-        costs = ("", "") if prices is None else (f"{prices.input:g}", f"{prices.output:g}")
-        table.add_row(escape(output.text(f"{report.name}/{name}")), window, *costs)
+        known = facts(f"{report.name}/{name}", settings)
+        window = "" if known.context_window is None else f"{known.context_window:,}"
+        costs = ("", "") if known.prices is None else (f"{known.prices.input:g}", f"{known.prices.output:g}")
+        rows.append((f"{report.name}/{name}", window, *costs))
+    _print(("MODEL", "CONTEXT", "$ IN", "$ OUT"), rows)
+
+
+def _print(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """A table at a terminal; elsewhere a line for each, whole, with tabs between."""
+    if not sys.stdout.isatty():
+        for row in (head, *rows):
+            print("\t".join(output.text(cell) or "-" for cell in row))
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in head:
+        # Folded: of a URL that is cut nobody can tell where it leads.
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(output.text(cell)) for cell in row))
     Console().print(table)
 
 

@@ -160,6 +160,12 @@ def bold(line: str) -> str:
     return f"{_BOLD}{line}{_RESET}" if colours() else line
 
 
+def command(words: str, session: str) -> str:
+    """A command of ours, as it's typed for a session: without its name, it would be about the one that is meant by itself."""
+    by_itself = os.environ.get("WORKBENCH_SESSION") or "default"
+    return f"workbench {words}" if session == by_itself else f"workbench {words} --session {session}"
+
+
 def count(number: int, noun: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

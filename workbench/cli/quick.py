@@ -102,7 +102,7 @@ def _run(wanted: _Wanted, command: Command, overlay: str, root: bytes) -> int | 
 
         return anyio.run(_end, wanted, result, overlay, root, before, keeper.written)
     warm.note_counted(overlay, now, changes, checkpoint, keeper.written)
-    asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
+    asked.say_how_it_ended(result, changes, wanted.session, quiet=wanted.quiet, timeout_ms=0)
     return asked.exit_code(result)
 
 
@@ -159,7 +159,7 @@ async def _end(
             return await workspace.changes_after(kept, job.named(wanted.argv))
 
     changes = await job.count(look, overlay, before, written)
-    asked.say_how_it_ended(result, changes, quiet=wanted.quiet, timeout_ms=0)
+    asked.say_how_it_ended(result, changes, wanted.session, quiet=wanted.quiet, timeout_ms=0)
     return asked.exit_code(result)
 
 

@@ -114,7 +114,7 @@ async def ask(workspace: Workspace, wanted: Included | None, look: Look) -> None
     try:
         ended, accepted = await Dialogue(workspace, begun, conflicts, look).run()
     except get_cancelled_exc_class():
-        output.say("what you decided is kept: `workbench review` goes on from there")
+        output.say(f"what you decided is kept: `{output.command('review', workspace.session)}` goes on from there")
         raise
     print()
     print_table(workspace, ended, in_order(ended.changes.shown), fold=True)
@@ -185,7 +185,7 @@ def _say_what_next(workspace: Workspace, review: Review, accepted: ChangeSet, *,
     undecided = sum(review.verdict(change) is Verdict.UNDECIDED for change in shown)
     landing = sum(not change.implied for change in accepted.changes)
     if undecided:
-        again = "workbench review" if on_terminal else "workbench review --accept PATH, --reject PATH"
+        again = output.command("review" if on_terminal else "review --accept PATH --reject PATH", workspace.session)
         output.say(f"{output.count(undecided, 'change')} not decided: {again}")
     if rejected := sum(review.verdict(change) is Verdict.REJECTED for change in shown):
         output.say(f"{output.count(rejected, 'change')} rejected")
@@ -195,10 +195,10 @@ def _say_what_next(workspace: Workspace, review: Review, accepted: ChangeSet, *,
             "`workbench review --take-comments` prints them"
         )
     if landing:
-        # At a terminal a commit takes what its last review accepted.
-        how = "workbench commit" if on_terminal else "workbench commit --accepted"
-        digest = accepted.digest[:16]
         risky = " --allow-risky" if accepted.risky else ""
-        output.say(f"{output.count(landing, 'change')} accepted: workbench diff --accepted; digest {digest}")
+        # At a terminal a commit takes what its last review accepted.
+        how = output.command(f"commit{'' if on_terminal else ' --accepted'}{risky}", workspace.session)
+        diff, digest = output.command("diff --accepted", workspace.session), accepted.digest[:16]
+        output.say(f"{output.count(landing, 'change')} accepted: {diff}; digest {digest}")
         rest = ", and the rest stays in the overlay" if len(shown) > landing else ""
-        output.say(f"`{how}{risky}` lands exactly this{rest}")
+        output.say(f"`{how}` lands exactly this{rest}")

@@ -112,7 +112,9 @@ def search(
 
 @transcripts.command()
 def usage(
-    by: Annotated[By, typer.Option("--by", help="What to add up by.")] = By.DAY,
+    by: Annotated[
+        By, typer.Option("--by", metavar="WHAT", help="What to add up by: day, model, project, agent or session.")
+    ] = By.DAY,
     agent: AgentOption = None,
     project: Annotated[
         str | None, typer.Option(metavar="DIR", help="Only sessions that worked in DIR or below.")

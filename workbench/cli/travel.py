@@ -32,6 +32,7 @@ from workbench.workspace import Travelled
 _MOST = 50
 _AGES = (("day", 86400), ("hour", 3600), ("minute", 60))
 _SHOWN_LANDED = 20
+_REDO = "redo"
 
 StepOption = Annotated[
     int, typer.Option("--step", min=0, metavar="N", help="The state after this step of the message; 0 is before it.")
@@ -81,7 +82,8 @@ async def _checkpoint(context: Context, message_id: str | None, label: str, repl
     if context.json:
         output.write_json(checkpoint_report(taken))
     elif not context.quiet:
-        output.say(f"kept; `workbench rewind {_argument(taken.message_id)}` goes back to it")
+        back = output.command(f"rewind {_argument(taken.message_id)}", context.session)
+        output.say(f"kept; `{back}` goes back to it")
 
 
 async def _drop(context: Context, message_id: str) -> None:
@@ -282,7 +284,10 @@ def redo(
 
 async def _redo(context: Context, stop: bool) -> None:
     async with context.open() as workspace:
-        _say(context, *await along.redo(workspace, force=stop), back=True)
+        travelled, messages = await along.redo(workspace, force=stop)
+    # What takes it back is no other redo: that would go to before the rewind that came before.
+    words = "" if travelled is None or messages else f"rewind {_argument(travelled.journey.before)}"
+    _say(context, travelled, messages, back=True, redo=words)
 
 
 def fork(
@@ -324,22 +329,28 @@ def print_preview(context: Context, preview: Preview, form: str = "patch") -> No
         _say_left(preview.target.left, preview.target.without_repository)
 
 
-def _say(context: Context, travelled: Travelled | None, messages: int = 0, *, back: bool = False) -> None:
+def _say(
+    context: Context, travelled: Travelled | None, messages: int = 0, *, back: bool = False, redo: str = _REDO
+) -> None:
     if context.json:
         output.write_json(rewind_report(travelled, messages))
     else:
-        say_travelled(travelled, messages, back=back, quiet=context.quiet)
+        takes_back = f"`{output.command(redo, context.session)}`" if redo else ""
+        say_travelled(travelled, messages, back=back, quiet=context.quiet, redo=takes_back)
 
 
 def say_travelled(
     travelled: Travelled | None,
     messages: int,
     *,
+    redo: str,
     back: bool = False,
     quiet: bool = False,
-    redo: str = "`workbench redo`",
 ) -> None:
-    """How the files went, where they did, and how many messages were taken back, or are `back`; `redo` takes that back."""
+    """How the files went, where they did, and how many messages were taken back, or are `back`.
+
+    `redo` takes that back; empty where no one command does.
+    """
     if quiet:
         return
     journey = travelled.journey if travelled is not None else None
@@ -351,7 +362,8 @@ def say_travelled(
         output.say(f"{output.count(messages, 'message')} {'brought' if back else 'taken'} back")
     removed, restored = (len(journey.removed), len(journey.restored)) if journey is not None else (0, 0)
     if removed or restored:
-        output.say(f"{output.count(restored, 'path')} restored, {removed:,} removed; {redo} takes that back")
+        takes_back = f"; {redo} takes that back" if redo else ""
+        output.say(f"{output.count(restored, 'path')} restored, {removed:,} removed{takes_back}")
     elif not messages:
         output.say("nothing had to change")
 

@@ -48,7 +48,8 @@ _START = (
 def wrap(
     name: Annotated[str, typer.Argument(metavar="AGENT", help=f"{', '.join(AGENTS)}.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The agent's own arguments.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="The agent's own arguments, best after --.", show_default=False),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Don't ask whether it may have what it gets.")] = False,
     allow_host: AllowHostOption = None,

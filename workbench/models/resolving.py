@@ -170,16 +170,22 @@ def resolve(
         raise ModelRequestError(
             found.missing, code="auth", provider=found.provider.name, hint="Or give a --key-command that prints it."
         )
-    facts = facts_of(f"{_SAME_MODELS.get(provider_name, provider_name)}/{model}")
-    if name in settings.models:
-        said = settings.models[name]
-        facts = facts.model_copy(update={field: getattr(said, field) for field in said.model_fields_set})
-    options: Mapping[str, Any] = {"facts": facts, "stream": found.settings.stream}
+    options: Mapping[str, Any] = {"facts": facts(name, settings), "stream": found.settings.stream}
     if found.provider.api == "openrouter":
         return OpenRouter(model, found.endpoint, routing=found.settings.routing, **options)
     if found.provider.api == "chat":
         return OpenAIChat(model, found.endpoint, profile=_profile(found), **options)
     return _CLASSES[found.provider.api](model, found.endpoint, **options)
+
+
+def facts(name: str, settings: Settings) -> ModelFacts:
+    """What is known of the model `provider/model`: what the settings say, else the catalog."""
+    provider, _, model = name.partition("/")
+    known = facts_of(f"{_SAME_MODELS.get(provider, provider)}/{model}")
+    said = settings.models.get(name)
+    return known.model_copy(
+        update={} if said is None else {field: getattr(said, field) for field in said.model_fields_set}
+    )
 
 
 def _profile(found: Configured) -> Profile:

@@ -116,7 +116,7 @@ class FileTools:
         # Its encoding stays; its line endings are the model's, who writes all of them.
         content = _encoded(old or text.Text(""), args.content)
         lines = args.content.count("\n") + (not args.content.endswith("\n") and bool(args.content))
-        told = f"{'Wrote' if before is None else 'Replaced'} {paths.display(path)}: {lines} lines."
+        told = f"{'Wrote' if before is None else 'Replaced'} {paths.display(path)}: {text.counted(lines, 'line')}."
         return Outcome(path, before, content, told)
 
     async def edited(self, args: EditFile) -> Outcome:
@@ -159,7 +159,7 @@ def _numbered(read: text.Text, first: int, count: int) -> str:
     if not lines:
         return "The file is empty."
     if first > len(lines):
-        return f"The file has only {len(lines)} lines."
+        return f"The file has only {text.counted(len(lines), 'line')}."
     shown: list[str] = []
     size = 0
     for number, line in enumerate(lines[first - 1 : first - 1 + count], start=first):

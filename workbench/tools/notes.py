@@ -121,7 +121,7 @@ class NoteTools:
         await files.makedirs(os.path.dirname(target), exist_ok=True)
         await files.write(target, after)
         await self._complete()
-        return f"Merged {len(notes)} notes into {paths.display(target)}."
+        return f"Merged {text.counted(len(notes), 'note')} into {paths.display(target)}."
 
     async def _merged(self, document: str, notes: list[str]) -> str:
         parts = [f"<document>\n{document}\n</document>", *(f"<note>\n{note}\n</note>" for note in notes)]

@@ -66,7 +66,7 @@ class SearchTools:
         if not found.complete:
             lines.append(f"[only the first {_LINES} lines are shown]")
         if found.binary:
-            lines.append(f"[{found.binary} binary files weren't searched]")
+            lines.append(f"[binary files that weren't searched: {found.binary}]")
         if found.unread:
-            lines.append(f"[{len(found.unread)} files can't be read, such as {paths.display(found.unread[0])}]")
+            lines.append(f"[files that can't be read: {len(found.unread)}, such as {paths.display(found.unread[0])}]")
         return "\n".join(lines)

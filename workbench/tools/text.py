@@ -37,6 +37,11 @@ class Text:
         return self.mark + text.encode(self.encoding)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 line`, `2 lines`, for a model to read."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def decoded(data: bytes) -> Text | None:
     """The text of a file's bytes, None of a binary one.
 
