@@ -41,20 +41,21 @@ def test_the_library_example_lands_what_a_command_changed(engine: None, state: P
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])
-def test_the_agent_example_lands_what_a_model_wrote_only_where_it_is_told_to(
-    state: Path, tmp_path: Path, answer: str
+@pytest.mark.parametrize("name", ["agent", "blocking"])
+def test_an_agent_example_lands_what_a_model_wrote_only_where_it_is_told_to(
+    state: Path, tmp_path: Path, name: str, answer: str
 ) -> None:
     directory = tmp_path / "project"
     directory.mkdir()
     result = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "agent.py"), str(directory)],
+        [sys.executable, str(ROOT / "examples" / f"{name}.py"), str(directory)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         input=f"{answer}\n".encode(),
         capture_output=True,
         check=True,
     )
-    assert b"[write_file]\nI wrote HELLO.md.\nadded HELLO.md\n" in result.stdout
+    assert b"I wrote HELLO.md.\nadded HELLO.md\n" in result.stdout
     assert os.listdir(directory) == (["HELLO.md"] if answer == "y" else [])
 
 
@@ -106,7 +107,7 @@ def test_the_quickstart_says_what_is_missing_and_stops_where_no_sandbox_can_be_s
     assert "workbench exec" not in output
 
 
-@pytest.mark.parametrize("name", ["agent", "library", "notes_to_document"])
+@pytest.mark.parametrize("name", ["agent", "blocking", "library", "notes_to_document"])
 def test_an_example_without_its_arguments_says_what_it_takes(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py")],
