@@ -9,6 +9,7 @@ answers that only plays a script, so that you can see it work without a key.
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import anyio
 
@@ -49,4 +50,4 @@ async def main(directory: str, model: str = "", task: str = "Write a HELLO.md.")
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    anyio.run(main, *sys.argv[1:])
+    anyio.run(partial(main, *sys.argv[1:]))

@@ -4,6 +4,7 @@ python examples/library.py DIRECTORY COMMAND...
 """
 
 import sys
+from functools import partial
 
 import anyio
 
@@ -26,4 +27,4 @@ async def main(directory: str, *argv: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    anyio.run(main, *sys.argv[1:])
+    anyio.run(partial(main, *sys.argv[1:]))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import anyio
 
@@ -72,4 +73,4 @@ def merged(request: CompletionRequest) -> Turn:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    anyio.run(main, *sys.argv[1:])
+    anyio.run(partial(main, *sys.argv[1:]))
