@@ -143,6 +143,7 @@ def test_what_succeeded_lands_by_itself_only_if_its_check_passes(
     errors = done.stderr.decode()
     assert ("landed after the check passed, as commit" in errors) == repairs
     assert ("check_failed" in errors) != repairs
+    assert ("changed files stay in the overlay; workbench rewind msg_" in errors) != repairs
 
 
 def test_what_is_risky_waits_whatever_was_asked_for(project: Path, configured: Any) -> None:

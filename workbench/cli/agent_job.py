@@ -190,7 +190,7 @@ class Job:
         if commit_id:
             checked = "after the check passed" if self.check is not None else "without a check"
             output.say(f"landed {checked}, as commit {commit_id}")
-        elif code in (EXIT_LIMIT, EXIT_CANCELLED):
+        elif code in (EXIT_LIMIT, EXIT_CANCELLED, EXIT_CHECK):
             self._say_what_stays(changes, result.message_id)
         elif changes:
             output.say(f"{output.count(changes, 'file')} changed: {output.command('review', self.context.session)}")
