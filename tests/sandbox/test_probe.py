@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.sandbox.support import spec
@@ -139,6 +140,21 @@ async def test_what_a_killed_probe_left_is_removed_by_the_next(tmp_path: Path) -
         await probe.probe_namespace(WHAT, str(tmp_path), fresh=True)
     assert not os.path.exists(abandoned.path)
     assert os.path.exists(current.path)
+
+
+@pytest.mark.usefixtures("namespaces_work")
+async def test_probes_side_by_side_are_not_in_each_others_way(tmp_path: Path) -> None:
+    found: list[probe.ProbeResult] = []
+
+    async def look() -> None:
+        for _ in range(8):
+            found.append(await probe.probe_namespace(WHAT, str(tmp_path), fresh=True))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(look)
+    assert [result.reason for result in found] == [""] * 32
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("probe-")]
 
 
 def test_filesystems_that_cannot_hold_layers_are_named_with_the_reason(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from workbench.sandbox.engine import Engine, EngineInfo
 from workbench.sandbox.leftovers import OVERLAY_LABEL, remove_tree
 from workbench.sandbox.namespace import NamespaceBackend
 from workbench.sandbox.targets import FALLBACK
-from workbench.vfs.session import OverlayDirectory
+from workbench.vfs.session import OverlayDirectory, OverlayLock
 from workbench.vfs.statefile import read_json, write_json
 
 _VERSION = 2
@@ -268,28 +269,25 @@ async def _probe(
     if problem := filesystems.upper_problem(state_directory):
         problem = f"The state directory can't hold layers: {problem}. Set WORKBENCH_STATE."
         return ProbeResult(spec.backend, False, problem)
-    _remove_abandoned(state_directory, spec.image)
-    directory = os.path.join(state_directory, f"{_PREFIX}{secrets.token_hex(8)}")
-    overlay = OverlayDirectory.create(directory, "probe")
-    lower = os.path.join(directory, "lower")
+    overlay, held = await anyio.to_thread.run_sync(_begin, state_directory, spec.image)
+    lower = os.path.join(overlay.path, "lower")
     nonce = secrets.token_hex(16)
     try:
-        with overlay.lock():
-            _fill(lower, nonce)
-            if os.geteuid() == 0:
-                try:
-                    for path in (lower, overlay.upper_path):
-                        _give(path, spec.uid, spec.gid)
-                except OSError as error:
-                    problem = f"This root can't give files to user {spec.uid}: {error.strerror}."
-                    return ProbeResult(spec.backend, False, problem)
-            mount = OverlayMount(lower, overlay.upper_path, overlay.work_path, FALLBACK)
-            labels = {**spec.labels, OVERLAY_LABEL: directory}
-            backend = make(replace(spec, mounts=(mount,), labels=labels))
-            answer, details = await _cycle(backend)
-            problem = _answer_problem(answer, nonce, spec.sharing) or _layers_problem(
-                lower, overlay.upper_path, nonce, owner
-            )
+        _fill(lower, nonce)
+        if os.geteuid() == 0:
+            try:
+                for path in (lower, overlay.upper_path):
+                    _give(path, spec.uid, spec.gid)
+            except OSError as error:
+                problem = f"This root can't give files to user {spec.uid}: {error.strerror}."
+                return ProbeResult(spec.backend, False, problem)
+        mount = OverlayMount(lower, overlay.upper_path, overlay.work_path, FALLBACK)
+        labels = {**spec.labels, OVERLAY_LABEL: overlay.path}
+        backend = make(replace(spec, mounts=(mount,), labels=labels))
+        answer, details = await _cycle(backend)
+        problem = _answer_problem(answer, nonce, spec.sharing) or _layers_problem(
+            lower, overlay.upper_path, nonce, owner
+        )
         return ProbeResult(spec.backend, not problem, problem, (*details, *_warnings(backend)), spec.sharing)
     except SandboxError as error:
         if error.code in ("engine_unavailable", "image_unavailable"):
@@ -297,7 +295,35 @@ async def _probe(
         return ProbeResult(spec.backend, False, f"{error.message} {error.hint or ''}".strip())
     finally:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(lambda: remove_tree(directory, image=spec.image))
+            await anyio.to_thread.run_sync(_end, state_directory, spec.image, overlay, held)
+
+
+@contextlib.contextmanager
+def _alone(state_directory: str) -> Iterator[None]:
+    """While nobody else makes or removes directories of probes: what has no lock then is nobody's."""
+    fd = os.open(state_directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _begin(state_directory: str, image: str) -> tuple[OverlayDirectory, OverlayLock]:
+    with _alone(state_directory):
+        _remove_abandoned(state_directory, image)
+        path = os.path.join(state_directory, f"{_PREFIX}{secrets.token_hex(8)}")
+        overlay = OverlayDirectory.create(path, "probe")
+        # A process that another thread has just forked holds every lock of ours until it executes its program.
+        return overlay, overlay.take_lock(_SECONDS)
+
+
+def _end(state_directory: str, image: str, overlay: OverlayDirectory, held: OverlayLock) -> None:
+    try:
+        with _alone(state_directory):
+            remove_tree(overlay.path, image=image)
+    finally:
+        held.close()
 
 
 def _remove_abandoned(state_directory: str, image: str) -> None:
