@@ -51,6 +51,11 @@ BREAK = StubReply(calls=[StubCall("write_file", {"path": "sums.py", "content": "
 DONE = StubReply(text="I'm done.")
 
 
+def buffered() -> dict[str, str]:
+    """An environment in which Python keeps back what it writes into a pipe, as it does by itself."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 def told(output: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines()]
 
@@ -215,15 +220,26 @@ def test_under_nohup_it_outlives_its_terminal(project: Path, configured: Any) ->
     assert said == b"a long answer\n"
 
 
+def test_what_nobody_reads_any_more_is_no_complaint(project: Path, state: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "workbench", "diff", "-w", str(project), "--schema"]
+    done = subprocess.run(argv, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, env=buffered(), check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 @pytest.mark.parametrize("more", [[], ["--attempts", "2"]])
 def test_where_nobody_reads_on_the_run_ends_and_says_nothing(project: Path, configured: Any, more: list[str]) -> None:
     with StubModelServer(answer=lambda _: StubReply(text="a long answer", hold_after=2)) as stub:
         configured(stub)
         argv = [sys.executable, "-m", "workbench", "run", "-w", str(project), "--model", MODEL, "--json", *more, "Do."]
         reader, writer = os.pipe()
-        process = subprocess.Popen(argv, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, env=buffered())
         os.close(writer)
         wait_until(lambda: stub.requests, "a request")
+        # What went on so far is there, though nothing has ended.
+        assert b'"run.started"' in os.read(reader, 1 << 16)
         os.close(reader)
         stub.release()
         _, errors = process.communicate(timeout=120)

@@ -110,7 +110,8 @@ def write_json_text(text: str) -> None:
     """JSON on stdout, as `write_json`."""
     if sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
         text = json.dumps(json.loads(text), separators=(",", ":"))
-    print(text)
+    # Programs follow what goes on.
+    print(text, flush=True)
 
 
 def write_patch(lines: Iterable[bytes]) -> None:

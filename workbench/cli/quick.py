@@ -185,11 +185,27 @@ def main() -> None:
     """The entry point of the `workbench` command."""
     prepare_streams()
     try:
-        code = run(sys.argv[1:])
+        code: int | str | None = run(sys.argv[1:])
         if code is None:
             from workbench.cli.app import app
 
             app(prog_name="workbench")
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    sys.exit(code)
+    except SystemExit as ended:
+        code = ended.code
+    sys.exit(code if _is_read() else 1)
+
+
+def _is_read() -> bool:
+    """Whether all that was written is taken by whoever reads it; else the rest is dropped, of which Python would complain."""
+    is_read = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            is_read = False
+            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+    return is_read
