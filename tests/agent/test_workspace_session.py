@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -527,6 +529,48 @@ async def test_what_a_person_said_is_told_again_where_the_run_left_no_message(ro
         told = said(session)[-1]
         assert told.index("Why not old?") < told.index("And why here?") < told.index("Go on.")
         assert "Later." not in told
+
+
+@pytest.mark.anyio
+async def test_what_a_person_said_is_told_by_one_of_two_processes_that_start_at_once(root: Path) -> None:
+    code = """
+import os, sys
+from workbench.review.comments import Comments
+claim = Comments(sys.argv[1]).claim()
+print(len(claim.comments) if claim else 0, flush=True)
+input()
+"""
+
+    def start(overlay: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code, overlay], stdin=-1, stdout=-1)
+
+    async with opened(root, *writing("b", "new\n"), Turn(text="1"), Turn(text="2"), Turn(text="3")) as session:
+        comments = session.workspace.reviewing.comments
+        await say(session, "Write b.", "m1")
+        await comment(session, "Why not old?")
+        others = [start(session.workspace.overlay_path) for _ in range(4)]
+        try:
+            told = [int(other.stdout.readline()) for other in others if other.stdout]
+            assert sorted(told) == [0, 0, 0, 1]
+            assert comments.all() == []
+            await comment(session, "And why here?")
+            await say(session, "Go on.", "m2")
+            assert "And why here?" in said(session)[-1]
+            assert "Why not old?" not in said(session)[-1]
+            # One that was killed before its end told nothing.
+            others[told.index(1)].kill()
+            others[told.index(1)].wait()
+            assert [kept.text for kept in comments.all()] == ["Why not old?"]
+        finally:
+            for other in others:
+                other.kill()
+                other.communicate()
+        await say(session, "And on.", "m3")
+        assert "Why not old?" in said(session)[-1]
+        assert comments.all() == []
+        assert [name for name in os.listdir(session.workspace.overlay_path) if name.startswith("comments-")] == []
+        await say(session, "The end.", "m4")
+        assert said(session)[-1] == "The end."
 
 
 @pytest.mark.anyio

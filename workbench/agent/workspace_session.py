@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -45,10 +45,9 @@ from workbench.models.base import LanguageModel
 from workbench.models.resolving import resolve
 from workbench.protocol.events import Notice, SessionEvent
 from workbench.protocol.messages import ChatMessage, ImageAttachment, now
-from workbench.protocol.records import CommentRecord
 from workbench.protocol.runs import RunOptions
 from workbench.protocol.sessions import TravelRecord, TravelsRecord
-from workbench.review.comments import before_text
+from workbench.review.comments import Claim, before_text
 from workbench.tools.project_notes import project_notes
 from workbench.tools.registry import ToolRegistry
 from workbench.tools.seen import SeenFiles
@@ -57,6 +56,7 @@ from workbench.workspace import Travelled, Workspace
 
 _DEFAULT_OPTIONS = SessionOptions()
 _DEFAULT_RUN_OPTIONS = RunOptions()
+_Comments = TypeVar("_Comments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class WorkspaceSession:
         self._beginning = anyio.Lock()
         self._message_id = ""
         self._step = 0
-        self._told: dict[str, list[CommentRecord]] = {}
-        """By the id of their message, the comments that a run under way tells."""
-        agent.subscribe(self._forget_told)
+        self._claim: Claim | None = None
+        """The comments that the run under way tells."""
+        agent.subscribe(self._settle_claim)
 
     @classmethod
     @asynccontextmanager
@@ -187,19 +187,22 @@ class WorkspaceSession:
     ) -> None:
         with anyio.CancelScope(shield=True):
             await self.agent.close()
+        self._release()
 
     async def start(self, input: str, *, images: Sequence[ImageAttachment] = (), message_id: str | None = None) -> Run:
         """Take a checkpoint under the message's id, where there is none yet, then begin as `AgentSession.start`.
 
-        What the person said of the changes in a review comes before the message's text, and is told until a run with it has
-        ended well. A checkpoint that fails starts nothing. Raises as that, and CheckpointError, OverlayError (overlay_busy),
-        StoreError, OSError.
+        What the person said of the changes in a review comes before the message's text: one run at a time tells it, and
+        where that doesn't end well, the next one. A checkpoint that fails starts nothing. Raises as that, and
+        CheckpointError, OverlayError (overlay_busy), StoreError, OSError.
         """
         if self.agent.is_running or self._beginning.statistics().locked:
             raise SessionBusyError("A run is in progress.", hint="Cancel it, or wait for its end.")
         async with self._beginning:
             message_id = await self._prepare(input, message_id)
-            return self.agent.start(await self._with_comments(input, message_id), images=images, message_id=message_id)
+            told = await self._with_comments(input)
+            with self._released_on_error():
+                return self.agent.start(told, images=images, message_id=message_id)
 
     async def run(
         self,
@@ -216,8 +219,9 @@ class WorkspaceSession:
         async with self._beginning:
             await self.agent.wait_idle()
             message_id = await self._prepare(text, message_id)
-            text = await self._with_comments(text, message_id)
-            return self.agent.run_with_options(text, options, images=images, message_id=message_id)
+            told = await self._with_comments(text)
+            with self._released_on_error():
+                return self.agent.run_with_options(told, options, images=images, message_id=message_id)
 
     async def rewind(
         self, message_id: str, *, files: bool = True, conversation: bool = True, force: bool = False
@@ -317,7 +321,8 @@ class WorkspaceSession:
         """
         async with self._beginning:
             message_id = await self._prepare(text, None)
-            return message_id, await self._with_comments(text, message_id)
+            comments = await self._looked_up(self.workspace.reviewing.comments.all, text)
+            return message_id, before_text(comments or (), text)
 
     async def adopt(
         self, fork: str, commit: str, *, message_id: str, instead_of: Sequence[tuple[str, str]], force: bool = False
@@ -489,22 +494,44 @@ class WorkspaceSession:
         self._message_id, self._step = id, 0
         return id
 
-    async def _with_comments(self, text: str, message_id: str) -> str:
+    async def _with_comments(self, text: str) -> str:
+        """A message's text after the comments that its run tells, which nobody else tells meanwhile."""
+        self._release()
+        self._claim = await self._looked_up(self.workspace.reviewing.comments.claim, text)
+        return before_text(self._claim.comments if self._claim is not None else (), text)
+
+    async def _looked_up(self, look: Callable[[], _Comments], text: str) -> _Comments | None:
+        """What `look` finds of the comments; None where they can't be read, which is said."""
         try:
-            comments = await to_thread.run_sync(self.workspace.reviewing.comments.all)
+            found = await to_thread.run_sync(look)
         except StateError as error:
             # The run goes on: the file stays for the person to correct.
             self.agent.publish(Notice(code=error.code, message=f"{error.message} {error.hint}"))
-            return text
-        if comments and not self.agent.detail().title:
+            return None
+        if found and not self.agent.detail().title:
             await self.agent.rename(title_from_input(text))
-        self._told = {message_id: comments}
-        return before_text(comments, text)
+        return found
 
-    def _forget_told(self, event: SessionEvent) -> None:
+    @contextmanager
+    def _released_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
+
+    def _settle_claim(self, event: SessionEvent) -> None:
         """A run that failed or was cancelled leaves no message: what it told is told again."""
-        if event.type == "run.completed" and (told := self._told.pop(event.result.message_id or "", None)):
-            self.workspace.reviewing.comments.forget(told)
+        if event.type == "run.completed" and self._claim is not None:
+            self._claim.forget()
+            self._claim = None
+        elif event.type in ("run.cancelled", "run.failed"):
+            self._release()
 
     async def _take_step(self, message: ChatMessage) -> None:
         """Keep what the calls of a reply have made: one step a reply, since calls may run side by side."""

@@ -1,6 +1,8 @@
 """What a person has to say to the agent about its changes, until the agent has taken it.
 
-They are lines of `comments.jsonl` in the overlay's directory.
+They are lines of `comments.jsonl` in the overlay's directory. Those that a run tells at this moment are in a file of their own
+beside it, `comments-<id>.jsonl`, which that run keeps locked: where its process died, the next one who looks puts them
+back.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
@@ -21,6 +25,25 @@ from workbench.review.hunks import NamedHunk
 from workbench.vfs import paths
 
 _FILE = "comments.jsonl"
+_TOLD = re.compile(r"comments-[0-9a-f]{16}\.jsonl")
+
+
+class Claim:
+    """Comments that one run tells, and nobody else until it ends."""
+
+    def __init__(self, path: str, fd: int, comments: Sequence[CommentRecord]) -> None:
+        self.comments = tuple(comments)
+        self._path = path
+        self._fd = fd
+
+    def forget(self) -> None:
+        """The agent was told. Raises OSError."""
+        os.unlink(self._path)
+        os.close(self._fd)
+
+    def release(self) -> None:
+        """The agent wasn't told: somebody else may tell them."""
+        os.close(self._fd)
 
 
 class Comments:
@@ -42,9 +65,28 @@ class Comments:
             quoted = {"hunk": hunk.id, "line": hunk.hunk.new_start + before, "quoted": hunk.hunk.lines}
             about = about.model_copy(update=quoted)
         with self._locked() as file:
-            file.write(about.model_dump_json().encode() + b"\n")
+            file.write(_line(about))
             file.flush()
             os.fsync(file.fileno())
+
+    def claim(self) -> Claim | None:
+        """Those that nobody has taken, for a run to tell; None where there are none. Raises as `all`."""
+        with self._locked() as file:
+            comments = self._read(file)
+            if not comments:
+                return None
+            path = os.path.join(os.path.dirname(self.path), f"comments-{secrets.token_hex(8)}.jsonl")
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                with open(fd, "wb", closefd=False) as told:
+                    told.writelines(map(_line, comments))
+                os.fsync(fd)
+                file.truncate(0)
+            except BaseException:
+                os.close(fd)
+                raise
+            return Claim(path, fd, comments)
 
     def take(self) -> list[CommentRecord]:
         """Those that nobody has taken, which are forgotten with that. Raises as `all`."""
@@ -59,23 +101,52 @@ class Comments:
         with self._locked() as file:
             kept = [comment for comment in self._read(file) if comment not in gone]
             file.truncate(0)
-            file.writelines(comment.model_dump_json().encode() + b"\n" for comment in kept)
+            file.writelines(map(_line, kept))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         with open(self.path, "a+b", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            self._put_back(file)
             yield file
+
+    def _put_back(self, file: BinaryIO) -> None:
+        """Have the comments again that a run claimed and neither forgot nor holds any more."""
+        directory = os.path.dirname(self.path)
+        for name in filter(_TOLD.fullmatch, os.listdir(directory)):
+            with (
+                contextlib.suppress(FileNotFoundError, BlockingIOError),
+                open(os.path.join(directory, name), "rb") as told,
+            ):
+                fcntl.flock(told, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.fstat(told.fileno()).st_nlink:
+                    # The agent was told at this very moment.
+                    continue
+                # What a crash cut short stands in the file itself still.
+                file.writelines(line for line in told if line.endswith(b"\n"))
+                file.flush()
+                os.fsync(file.fileno())
+                os.unlink(told.name)
 
     def _read(self, file: BinaryIO) -> list[CommentRecord]:
         file.seek(0)
         try:
-            return [CommentRecord.model_validate_json(line) for line in file]
+            said = [CommentRecord.model_validate_json(line) for line in file]
         except ValidationError as error:
             raise StateError(
                 f"The comments in {paths.display(os.fsencode(self.path))} can't be read.",
                 hint="Correct the file, or remove it.",
             ) from error
+        found: list[CommentRecord] = []
+        for comment in sorted(said, key=lambda comment: comment.at_ns):
+            # Where a crash came between putting back and the end of it, it's there twice.
+            if comment not in found:
+                found.append(comment)
+        return found
+
+
+def _line(comment: CommentRecord) -> bytes:
+    return comment.model_dump_json().encode() + b"\n"
 
 
 def as_text(comments: Iterable[CommentRecord]) -> Iterator[bytes]:
