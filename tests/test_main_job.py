@@ -20,12 +20,14 @@ from tests.trees import Node, snapshot
 from tests.vfs import kernel_history
 from tests.vfs.kernel_history import History
 from tests.vfs.test_overlay_kernel import _tree as python_tree
+from workbench.errors import CommitError
 from workbench.review.changeset import Left, LeftPath
+from workbench.review.compare import digest_of
 from workbench.review.shown import ShownDigests
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay import Overlay
 from workbench.vfs.upper import LocalUpper
-from workbench.workspace import Landed
+from workbench.workspace import Landed, Workspace
 
 Tree = dict[bytes, Node]
 
@@ -303,8 +305,17 @@ def test_after_a_commit_the_merged_view_is_what_it_was(everything: Everything) -
 def test_a_second_commit_has_nothing_to_land(everything: Everything) -> None:
     bench, workspace, _, _ = everything
     before = snapshot(workspace)
-    landed = bench.commit()
-    assert landed.committed.landed == ()
+
+    async def refuse(workspace: Workspace) -> None:
+        audited = list(workspace.audit.records())
+        digest = workspace.reviewed(await workspace.changes())
+        for landing in (workspace.commit(digest), workspace.rehearse(digest), workspace.branch(digest, "b")):
+            with pytest.raises(CommitError) as caught:
+                await landing
+            assert caught.value.code == "nothing_to_commit"
+        assert list(workspace.audit.records()) == audited
+
+    bench.do(refuse)
     assert snapshot(workspace) == before
 
 
@@ -369,6 +380,10 @@ def test_nothing_lands_without_having_been_shown(cli: Cli) -> None:
     cli("commit", "--digest", digest)
     assert snapshot(cli.workspace) == before
     assert b"nothing to commit" in cli("commit").stderr
+    nothing = cli.digest()
+    told = json.loads(cli("commit", "--digest", nothing, "--json").stdout)
+    assert (told["commit_id"], told["digest"], told["landed"]) == (None, nothing, [])
+    assert b"nothing to commit" in cli("commit", "--digest", nothing, "--git", "b").stderr
 
 
 def test_on_a_terminal_a_commit_lands_the_last_full_diff_of_that_terminal(cli: Cli) -> None:
@@ -407,6 +422,10 @@ def test_what_was_shown_on_two_terminals_was_shown_on_both(tmp_path: Path) -> No
     assert {name: shown.last(name).digest for name in ("a", "b")} == {"a": two, "b": two}  # type: ignore[union-attr]
     assert shown.find("2" * 8).checkpoint == "checkpoint of 2"
     assert shown.last("c") is None
+    # Where nothing was shown last, what was shown before that isn't what a commit takes by itself.
+    shown.add(digest_of(()), "checkpoint of nothing", "a")
+    assert shown.last("a") is None
+    assert shown.find(two).checkpoint == "checkpoint of 2"
 
 
 def test_risky_paths_land_only_when_that_is_said(cli: Cli) -> None:

@@ -18,7 +18,7 @@
     ├── CommitError                   digest_required · digest_unknown · digest_changed · risky_paths · not_landable ·
     │   │                             commit_failed · commit_incomplete · commit_unknown · check_failed ·
     │   │                             unresolved_conflicts · no_repository · branch_exists · policy_denied ·
-    │   │                             policy_waits · storage_read_only · history_unavailable
+    │   │                             policy_waits · storage_read_only · history_unavailable · nothing_to_commit
     │   └── ConflictError             conflict (with `paths`)
     ├── SessionError                  no_conversation
     │   ├── SessionNotFoundError      session_not_found

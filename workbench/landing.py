@@ -128,6 +128,8 @@ class Landing:
         try:
             yield
         except CommitError as error:
+            if error.code == "nothing_to_commit":
+                raise
             self.audit.append("refusal", session=self._session, digest=digest, code=error.code)
             raise
 
@@ -327,7 +329,7 @@ class Landing:
         self, digest: str, name: str, *, message: str, author: str, allow_risky: bool, keep_history: bool
     ) -> Branch:
         """Make a branch of what was shown. Raises as `landable`, `make_branch`, and with its history as `carried`."""
-        shown = self.shown.find(digest)
+        shown = self.shown.find_some(digest)
         manifest, changes = self.landable(shown, allow_risky, in_working_tree=False)
         history = self._history(shown, manifest, allow_risky) if keep_history else None
         made = make_branch(self._lower, changes, self._store, name, message=message, author=author, history=history)

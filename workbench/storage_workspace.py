@@ -158,15 +158,15 @@ class StorageWorkspace:
         """Land exactly the change set that was shown under `digest`, all of it or nothing; what came later stays.
 
         Less is promised than of a directory: `review.storage_commit` says what, and the result's `weak`. Raises CommitError
-        (storage_read_only, digest_unknown, digest_changed, risky_paths, not_landable, commit_incomplete, commit_failed),
-        ConflictError.
+        (storage_read_only, digest_unknown, nothing_to_commit, digest_changed, risky_paths, not_landable, commit_incomplete,
+        commit_failed), ConflictError.
         """
         async with self._turn:
             return await to_thread.run_sync(self._commit, digest, allow_risky)
 
     def _commit(self, digest: str, allow_risky: bool) -> StorageLanded:
         writer = self._writer()
-        shown = self.shown.find(digest)
+        shown = self.shown.find_some(digest)
         reviewed = self._store.get(shown.checkpoint)
         changes = self._compare(reviewed)
         if found := conflicts(self._lower, changes, reviewed.manifest):

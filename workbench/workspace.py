@@ -572,13 +572,15 @@ class Workspace:
 
         What landed under that digest before is left as it is. Ends the sandbox first; `force` also where a shell is
         attached. `message` is kept with the commit. `verify` reads back what landed, None where that isn't too much.
-        Raises CommitError (digest_unknown, digest_changed, risky_paths, not_landable, commit_failed,
+        Raises CommitError (digest_unknown, nothing_to_commit, digest_changed, risky_paths, not_landable, commit_failed,
         commit_incomplete), ConflictError, SandboxError (sandbox_busy).
         """
         with self._landing.refusals_noted(digest):
             try:
-                shown = self.shown.find(digest)
-            except CommitError:
+                shown = self.shown.find_some(digest)
+            except CommitError as error:
+                if error.code != "digest_unknown":
+                    raise
                 if (landed := find_landed(self._directory.commits, self.session, digest)) is None:
                     raise
                 return Landed(landed, await self.changes(), (), already=True)
@@ -618,7 +620,7 @@ class Workspace:
 
     async def rehearse(self, digest: str, *, allow_risky: bool = False) -> ChangeSet:
         """What `commit` would land, and nothing is done. Raises as it does, but for what only shows on the way."""
-        shown = self.shown.find(digest)
+        shown = self.shown.find_some(digest)
         return await to_thread.run_sync(lambda: self._landing.landable(shown, allow_risky)[1])
 
     async def check(

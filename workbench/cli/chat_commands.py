@@ -120,7 +120,7 @@ class Commands:
         changes = await self._workspace.changes()
         shown = [change for change in changes.shown if is_wanted(change, wanted)]
         conflicting = await print_patch(self._workspace, changes, shown, Look.PATCH)
-        self._workspace.reviewed(changes, "" if argument or not changes.changes else terminal_name())
+        self._workspace.reviewed(changes, "" if argument else terminal_name())
         if not shown:
             output.say("nothing there has changed" if argument else "nothing has changed")
         elif argument:

@@ -124,7 +124,7 @@ def commit(
         yes,
         stop,
     )
-    if run(_commit, context, wanted, context=context):
+    if run(_commit_some, context, wanted, context=context):
         raise typer.Exit(EXIT_ERROR)
 
 
@@ -147,17 +147,25 @@ class _Wanted:
     stop: bool
 
 
+async def _commit_some(context: Context, wanted: _Wanted) -> bool:
+    """As `_commit`; where there is nothing to commit that is said, and no error."""
+    try:
+        return await _commit(context, wanted)
+    except CommitError as error:
+        if error.code != "nothing_to_commit":
+            raise
+    if context.json:
+        output.write_json(commit_report(None, wanted.digest))
+    else:
+        output.say("nothing to commit")
+    return False
+
+
 async def _commit(context: Context, wanted: _Wanted) -> bool:
     """Whether what landed is something else by now."""
     async with context.open() as workspace:
         digest = require_accepted(workspace).digest if wanted.accepted else wanted.digest
         digest = digest or await _shown_digest(workspace, wanted.include, yes=wanted.yes)
-        if not digest:
-            if context.json:
-                output.write_json(commit_report(None))
-            else:
-                output.say("nothing to commit")
-            return False
         if wanted.dry_run:
             _print_rehearsed(context, workspace, await workspace.rehearse(digest, allow_risky=wanted.allow_risky))
             return False
@@ -227,14 +235,8 @@ def print_landed(landed: Landed, *, quiet: bool = False) -> None:
     if quiet:
         return
     changes = sum(not change.implied for change in landed.committed.changes)
-    if not landed.committed.changes:
-        output.say("nothing to commit")
-        return
-    if not changes and not landed.already:
-        output.say("nothing to commit")
-    else:
-        words = "had landed before" if landed.already else "landed"
-        output.say(f"{output.count(changes, 'change')} {words} as commit {landed.committed.commit_id}")
+    words = "had landed before" if landed.already else "landed"
+    output.say(f"{output.count(changes, 'change')} {words} as commit {landed.committed.commit_id}")
     if landed.committed.weak:
         output.say(
             "this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed"
@@ -255,7 +257,7 @@ async def _shown_digest(workspace: Workspace, include: list[str] | None, *, yes:
     asked = included(workspace.root, include)
     changes = await workspace.changes(included=asked)
     if not changes.changes:
-        return ""
+        return workspace.reviewed(changes)
     if yes or not sys.stdin.isatty():
         raise CommitError(
             "Nobody has been shown what would land.",

@@ -14,10 +14,12 @@ import time
 
 from workbench.errors import CommitError, StateError
 from workbench.protocol.records import IncludedRecord, SelectionRecord, ShownRecord
+from workbench.review.compare import digest_of
 from workbench.vfs.statefile import read_json, write_json
 
 _NAME = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{8})?")
 _KEPT = 200
+_NOTHING = digest_of(())
 
 
 class ShownDigests:
@@ -37,8 +39,11 @@ class ShownDigests:
         """Note that `digest`, of `checkpoint`, was shown on `terminal`; the others as in `ShownRecord`.
 
         `terminal` is empty where there was none, or where less than the whole was shown: on which ones the same digest
-        was shown before stays.
+        was shown before stays. That there is nothing is no last thing that a commit takes by itself.
         """
+        if terminal and digest == _NOTHING:
+            self.withdraw(terminal)
+            terminal = ""
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         write_json(
             self._file(digest, terminal),
@@ -66,6 +71,15 @@ class ShownDigests:
             code="digest_unknown",
             hint="Look at the changes with `workbench diff`, and commit the digest it names.",
         )
+
+    def find_some(self, digest: str) -> ShownRecord:
+        """As `find`. Raises CommitError (nothing_to_commit) where it's the digest of no change at all."""
+        record = self.find(digest)
+        if record.digest == _NOTHING:
+            raise CommitError(
+                "There is nothing to commit.", code="nothing_to_commit", hint="Change something first: workbench exec."
+            )
+        return record
 
     def last(self, terminal: str | None = None) -> ShownRecord | None:
         """The digest last shown on `terminal`, or anywhere where it's None."""
