@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,8 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.review.landing import Landing, without_syncs
+from tests.trees import snapshot
 from workbench.errors import WorkbenchError
-from workbench.vfs.local import LocalStorage
+from workbench.review.bases import conflicts
+from workbench.review.branch import make_branch
+from workbench.review.diff import unified
+from workbench.vfs import paths
+from workbench.vfs.local import LocalStorage, OpenDirectory
 
 
 @pytest.fixture
@@ -47,6 +53,88 @@ def ignoring(landing: Landing, tmp_path: Path) -> Iterator[Landing]:
     finally:
         landing.lower.close()
         subprocess.run(["umount", lower], capture_output=True, check=False)
+
+
+@pytest.fixture
+def folding(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> Landing:
+    """With a lower that answers to a name in any case, where no filesystem of the kind can be had."""
+    landing.git("init", "-q", "-b", "main")
+    landing.git("config", "core.ignorecase", "true")
+    landing.write("lower", b"README", b"old")
+    landing.write("lower", b"Src/a", b"a")
+    landing.git("add", "-A")
+    landing.git("commit", "-q", "-m", "first")
+    open_below, stat = paths.open_below, OpenDirectory.stat
+
+    def standing(directory_fd: int, path: bytes) -> bytes:
+        found: list[bytes] = []
+        for name in path.split(b"/"):
+            here = os.listdir(b"/proc/self/fd/%d/%s" % (directory_fd, b"/".join(found)))
+            found.append(name if name in here else next((one for one in here if one.lower() == name.lower()), name))
+        return b"/".join(found)
+
+    def opening(root_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
+        if path and os.path.samestat(os.fstat(root_fd), os.stat(landing.lower_path)):
+            with contextlib.suppress(OSError):
+                path = standing(root_fd, path)
+        return open_below(root_fd, path, flags, mode)
+
+    monkeypatch.setattr(paths, "open_below", opening)
+    monkeypatch.setattr(OpenDirectory, "stat", lambda self, name: stat(self, standing(self._fd, name)))
+    return landing
+
+
+RENAMED_IN_CASE = [
+    pytest.param((b"README",), {b"readme": b"old"}, {b"readme": b"old", b"Src/a": b"a"}, id="a file"),
+    pytest.param((b"README",), {b"readme": b"new"}, {b"readme": b"new", b"Src/a": b"a"}, id="a changed file"),
+    pytest.param((b"Src",), {b"src/a": b"a"}, {b"README": b"old", b"src/a": b"a"}, id="a directory"),
+    pytest.param((b"Src",), {b"src/A": b"b"}, {b"README": b"old", b"src/A": b"b"}, id="a directory and a file in it"),
+    pytest.param((b"Src/a",), {b"Src/A": b"a"}, {b"README": b"old", b"Src/A": b"a"}, id="a file in a directory"),
+    pytest.param(
+        (b"Src/",), {b"Src/A": b"a"}, {b"README": b"old", b"Src/A": b"a"}, id="a file in a directory made anew"
+    ),
+]
+
+
+@pytest.mark.parametrize(("gone", "come", "view"), RENAMED_IN_CASE)
+def test_where_case_is_ignored_a_patch_and_a_branch_have_both_sides_of_a_rename(
+    folding: Landing, tmp_path: Path, gone: tuple[bytes, ...], come: dict[bytes, bytes], view: dict[bytes, bytes]
+) -> None:
+    before = folding.tree()
+    for path in gone:
+        if path.endswith(b"/"):
+            folding.mkdir("upper", path[:-1], opaque=True)
+        else:
+            folding.whiteout(path)
+    for path, content in come.items():
+        folding.write("upper", path, content)
+    manifest, changes = folding.review()
+    assert {path for change in changes.changes for path, _, new in change.steps() if new} >= set(come)
+    assert conflicts(folding.lower, changes, manifest) == []
+    patch = b"".join(unified(changes.changes, folding.lower, folding.store))
+    made = make_branch(folding.lower, changes, folding.store, "b")
+    # Elsewhere the two names are two.
+    target = os.fsencode(tmp_path / "target")
+    folding.git("clone", "-q", folding.lower_path.decode(), target.decode())
+    (tmp_path / "patch").write_bytes(patch)
+    folding.git("apply", str(tmp_path / "patch"), cwd=target)
+    for where in (target, None):
+        if where is None:
+            folding.git("checkout", "-q", "-f", made.commit, cwd=target)
+        found = snapshot(target, times=False)
+        files = {path for path, node in found.items() if node.content and not path.startswith(b".git/")}
+        assert files == set(view)
+        for path, content in view.items():
+            with open(os.path.join(target, path), "rb") as file:
+                assert file.read() == content
+    # It can't land there, and nothing is touched.
+    with pytest.raises(WorkbenchError) as caught:
+        folding.land((manifest, changes))
+    assert caught.value.code == "not_landable"
+    assert {path: node for path, node in folding.tree().items() if not path.startswith(b".git")} == {
+        path: node for path, node in before.items() if not path.startswith(b".git")
+    }
+    folding.assert_tidy()
 
 
 def test_names_that_differ_in_case_alone_are_two_where_the_filesystem_tells_them_apart(landing: Landing) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from workbench.checkpoints.manifest import Base, Certainty, Manifest
 from workbench.errors import OptionsError
 from workbench.review.changeset import Change, ChangeSet, State
+from workbench.review.exact_names import ExactNames
 from workbench.vfs import paths, syscalls
 from workbench.vfs.storage import Kind, Lower, Stat
 
@@ -310,11 +311,17 @@ def examine(
     examination = Examination(steps_of(change_set.changes))
     ancestors: dict[bytes, bool] = {}
     recorded = _recorded_children(manifest.bases)
+    names = ExactNames(root)
     for path, (old, new) in examination.steps.items():
         if not _ancestors_stand(root, path, examination, manifest, ancestors):
             examination.conflicts.add(path)
             continue
-        if reaches(root, path, old, new):
+        is_there = old is not None or look(root, path) is not None
+        if old is None and is_there and not names.has(path):
+            # Nothing stands under this very name, whatever the scan found: whether it can land `plan.check_names` says.
+            examination.bases[path] = Base(path, Certainty.ABSENT)
+            continue
+        if is_there and reaches(root, path, old, new):
             examination.satisfied.add(path)
             continue
         base = base_of(manifest, path)

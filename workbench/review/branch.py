@@ -94,7 +94,9 @@ def make_branch(
     for piece in _files(steps, store):
         stream.write(piece)
     stream.write(b"done\n")
-    done = git.run(["fast-import", "--quiet", "--done"], directory=directory, stdin=stream.getvalue())
+    # A repository on a filesystem that ignores case would take two names for one.
+    command = ["-c", "core.ignorecase=false", "fast-import", "--quiet", "--done"]
+    done = git.run(command, directory=directory, stdin=stream.getvalue())
     if done.returncode:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, b"fast_import_crash_%d" % done.pid))

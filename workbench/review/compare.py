@@ -143,14 +143,29 @@ class _Comparison:
                 return
             rules = self._rules.directory(path)
             below = path + b"/" if path else b""
+            standing = self._names_to_check(entries, below_it, hidden)
             for name, entry in entries.items():
-                self._entry(below + name, name, entry, rules, below_it, hidden)
+                is_another = standing is not None and entry.kind is not Kind.WHITEOUT and name not in standing
+                self._entry(below + name, name, entry, rules, None if is_another else below_it, hidden)
             if hidden and below_it is not None:
                 gone = (name for name in below_it.names() if name not in entries or entries[name].kind is Kind.WHITEOUT)
                 self._delete([below + name for name in gone])
         finally:
             if below_it is not None:
                 below_it.close()
+
+    def _names_to_check(
+        self, entries: dict[bytes, Entry], lower: LowerDirectory | None, hidden: bool
+    ) -> frozenset[bytes] | None:
+        """What the lower lists, where a name goes that it might take for another's that comes: `README` for `readme`."""
+        if lower is None:
+            return None
+        gone = {folded(name) for name, entry in entries.items() if entry.kind is Kind.WHITEOUT}
+        if not hidden and not any(
+            entry.kind is not Kind.WHITEOUT and folded(name) in gone for name, entry in entries.items()
+        ):
+            return None
+        return frozenset(lower.names())
 
     def _entry(
         self, path: bytes, name: bytes, entry: Entry, rules: Directory, lower: LowerDirectory | None, hidden: bool

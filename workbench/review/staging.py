@@ -359,7 +359,8 @@ def colliding(path: bytes) -> CommitError:
         f"'{paths.display(path)}' has a name that this filesystem doesn't tell from another that stands beside it, since "
         "it ignores upper and lower case; nothing was applied.",
         code="not_landable",
-        hint="Rename one of the two in the overlay.",
+        hint="Rename one of the two in the overlay; or take a patch (workbench diff) or a branch (workbench commit --git "
+        "BRANCH).",
     )
 
 
