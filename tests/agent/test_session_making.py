@@ -98,7 +98,7 @@ async def test_a_session_is_made_as_in_the_documents_example() -> None:
 
 async def test_what_all_runs_of_a_manager_share_is_given_once() -> None:
     """ "SessionManagerOptions": tools, maxSteps, temperature, maxTokens, approve, resolvePermission and retry
-    "{ attempts, baseDelayMs, maxDelayMs }"; DESIGN: they stand once, in SessionOptions."""
+    "{ attempts, baseDelayMs, maxDelayMs }"; here: they stand once, in SessionOptions."""
     asked: list[str] = []
 
     async def approve(request: ApprovalRequest) -> bool:

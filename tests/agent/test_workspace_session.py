@@ -124,7 +124,8 @@ async def test_a_checkpoint_that_is_there_already_is_the_messages(root: Path) ->
 
 @pytest.mark.anyio
 async def test_rewind_takes_files_and_conversation_back_and_redo_brings_both(root: Path) -> None:
-    """Rewind of files and conversation; redo, any number of levels."""
+    """ "It never touches files: the server pairs it with a checkpoint restore"; here: WorkspaceSession does, files and
+    conversation in one journal; redo, any number of levels."""
     turns = [*writing("b", "1"), *writing("b", "2"), *writing("c", "3")]
     async with opened(root, *turns) as session:
         events: list[Any] = []
