@@ -227,6 +227,8 @@ def wanted(line: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
 
 @pytest.mark.parametrize(("module", "line"), listed(PUBLIC))
 def test_every_public_name_is_there_with_its_signature_and_its_defaults(module: str, line: str) -> None:
+    """The documents' names in snake_case, each a method or a read-only attribute: what is there may grow, and never
+    changes."""
     name = line.removeprefix("async ").partition("(")[0]
     value = found(module, name)
     if "(" not in line:
@@ -263,6 +265,8 @@ def test_every_public_name_is_there_with_its_signature_and_its_defaults(module: 
 
 @pytest.mark.parametrize(("module", "line"), listed(FIELDS))
 def test_every_model_and_event_has_its_fields_and_can_not_be_changed(module: str, line: str) -> None:
+    """ "ModelInfo", "CompletionRequest", "CompletionResponse", "ToolExecutionResult", "RunResult" and the table of events,
+    field by field."""
     model = found(module, line.partition("(")[0])
     assert issubclass(model, BaseModel)
     assert model.model_config["frozen"]

@@ -20,6 +20,8 @@ from workbench.testing import HistoryContract, LockerContract, SessionStoreContr
 
 
 class TestMemoryHistory(HistoryContract):
+    """ "memory.New() is the in-process backend; check your own with historytest"."""
+
     durable = False
 
     def make_history(self, place: Path) -> History:
@@ -44,6 +46,8 @@ class TestStoreHistoryInFiles(HistoryContract):
 
 
 class TestLocalLocker(LockerContract):
+    """ "agent.LocalLocker serializes within one process"."""
+
     shared = False
 
     def make_locker(self, place: Path) -> Locker:
@@ -56,6 +60,8 @@ class TestFileLocker(LockerContract):
 
 
 class TestMemorySessionStore(SessionStoreContract):
+    """ "class MemorySessionStore implements SessionStore"."""
+
     durable = False
 
     def make_store(self, place: Path) -> SessionStore:
@@ -63,6 +69,8 @@ class TestMemorySessionStore(SessionStoreContract):
 
 
 class TestFileSessionStore(SessionStoreContract):
+    """ "class FileSessionStore implements SessionStore"."""
+
     def make_store(self, place: Path) -> SessionStore:
         return FileSessionStore(place)
 

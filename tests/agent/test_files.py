@@ -274,7 +274,7 @@ anyio.run(main)
 
 @one_loop
 async def test_processes_append_to_one_history_and_no_run_is_lost_or_mixed(tmp_path: Path) -> None:
-    """Implementations are safe for concurrent use, also across processes with files."""
+    """ "implementations must be safe for concurrent use", across processes with files, too."""
     children = [python(_APPENDING, tmp_path, name) for name in "ab"]
     for child in children:
         await anyio.to_thread.run_sync(child.communicate)
@@ -304,6 +304,7 @@ anyio.run(main)
 @pytest.mark.parametrize("way", ["ends", "is killed"])
 @one_loop
 async def test_a_process_holds_the_lock_until_it_ends_however_it_does(way: str, tmp_path: Path) -> None:
+    """ "With several replicas, implement Locker ...: without it, two replicas can interleave a transcript"."""
     child = python(_HOLDING, tmp_path)
     assert child.stdout is not None
     assert child.stdin is not None
@@ -359,7 +360,7 @@ async def test_processes_that_count_up_one_number_lose_none_even_where_the_lock_
 
 
 async def test_a_locker_grows_with_the_ids_it_has_seen_and_forgets_one_when_told() -> None:
-    """LocalLocker's memory grows with the session IDs it has seen, Forget(id) drops one after its last run."""
+    """ "its memory grows with the session IDs it has seen, Forget(id) drops one after its last run"."""
     locker = LocalLocker()
     for number in range(10):
         async with locker.lock(str(number)):
@@ -415,7 +416,7 @@ async def test_a_lock_in_a_place_that_can_not_be_is_an_error(tmp_path: Path) -> 
 
 
 async def test_a_session_is_in_a_directory_of_its_name(tmp_path: Path) -> None:
-    """FileSessionStore writes <directory>/sessions/<id>/session.json."""
+    """ "FileSessionStore writes <directory>/sessions/<id>/session.json"; "constructor(directory: string)"."""
     await FileSessionStore(tmp_path).save(session("tenant-7/one", "a"))
     path = tmp_path / "sessions" / "tenant-7%2Fone" / "session.json"
     assert json.loads(path.read_text())["id"] == "tenant-7/one"
@@ -426,7 +427,7 @@ async def test_a_session_is_in_a_directory_of_its_name(tmp_path: Path) -> None:
 async def test_a_corrupt_file_is_set_aside_and_reported_and_the_others_load(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ignores corrupt files rather than failing startup."""
+    """ "It ignores corrupt files rather than failing startup"."""
     store = FileSessionStore(tmp_path)
     for id in ("bad", "good"):
         await store.save(session(id, "a"))
@@ -460,7 +461,7 @@ async def test_what_is_no_session_is_left_alone(tmp_path: Path) -> None:
 
 @forking
 def test_a_store_killed_at_any_step_of_a_save_has_the_old_session_or_the_new_one(tmp_path: Path) -> None:
-    """FileSessionStore writes via a temporary file and rename; a kill during a save loses nothing."""
+    """ "via a temporary file and rename": a kill during a save loses nothing."""
     before, after = session("s", "a"), session("s", "a", "b", title="another")
     store = FileSessionStore(tmp_path)
 

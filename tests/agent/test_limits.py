@@ -88,7 +88,7 @@ async def test_the_run_timeout_ends_the_whole_run() -> None:
 
 @pytest.mark.anyio
 async def test_the_callers_deadline_counts_where_it_comes_first() -> None:
-    """ "timeout: the caller's deadline"; `run*()` take over the deadline of the caller's scopes."""
+    """ "EndReasonTimeout: the caller's deadline"; here: `run*()` take over the deadline of the caller's scopes."""
     gate = Gate()
     async with talk(calling("gate"), tools=[gate.tool], consumed=False) as it:
         with anyio.move_on_after(0.2):
@@ -98,7 +98,7 @@ async def test_the_callers_deadline_counts_where_it_comes_first() -> None:
 
 @pytest.mark.anyio
 async def test_start_does_not_take_over_the_callers_deadline() -> None:
-    """ "`start()` doesn't."""
+    """ "EndReasonTimeout: the caller's deadline"; here: of `start()`, which returns at once, there is none."""
     gate = Gate()
     async with talk(calling("gate"), Turn(text="ok"), tools=[gate.tool]) as it:
         with anyio.move_on_after(0.05):
@@ -179,7 +179,8 @@ async def test_a_negative_tool_call_timeout_is_no_limit() -> None:
 
 @pytest.mark.anyio
 async def test_a_sync_tool_runs_in_a_worker_thread_and_is_waited_for_at_close_when_it_timed_out() -> None:
-    """Sync tools run in a worker thread; a timed-out one is an error result and is waited for at close."""
+    """ "it binds only handlers that honour ctx"; here: sync tools run in a worker thread, a timed-out one is an error
+    result and is waited for at close."""
     signalled, go, ended = threading.Event(), threading.Event(), threading.Event()
     threads: list[int] = []
 
@@ -476,7 +477,7 @@ async def test_temperature_and_tokens_of_a_reply_are_passed_on() -> None:
 
 @pytest.mark.anyio
 async def test_a_tools_time_is_its_deadline_and_never_beyond_the_runs() -> None:
-    """ "The cap reaches the handler as its context deadline"."""
+    """ "The cap reaches the handler as its context deadline, so it binds only handlers that honour ctx"."""
     deadlines: list[float] = []
 
     @tool()

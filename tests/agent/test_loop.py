@@ -101,7 +101,7 @@ async def test_runs_of_one_object_take_turns() -> None:
 
 
 async def test_the_system_prompt_is_sent_first_on_every_call_and_never_stored() -> None:
-    """ "SystemPrompt is sent first on every model call and never written to History."""
+    """ "SystemPrompt is sent first on every model call and never written to History"."""
     history = MemoryHistory()
     async with talk(
         calling("shout", text="a"), Turn(text="b"), tools=[shout], system_prompt="Be kind.", history=history
@@ -218,7 +218,8 @@ async def test_drain_returns_the_error_and_leaves_a_reply_without_its_results_ou
 
 
 async def test_text_and_thinking_come_in_pieces_and_thinking_is_never_stored() -> None:
-    """ "EventText: delta of the assistant reply"; "EventThinking: reasoning delta; never persisted"."""
+    """ "EventText: delta of the assistant reply"; "EventThinking: reasoning delta; never persisted"; "Reasoning arrives as
+    EventThinking and is never stored"."""
     history = MemoryHistory()
     async with talk(Turn(reasoning="secret thought", deltas=["a", "b"]), history=history) as it:
         events = await it.say()
@@ -443,7 +444,7 @@ async def test_a_request_that_carries_a_mark_already_is_sent_unchanged() -> None
 
 
 async def test_prompt_caching_can_be_turned_off() -> None:
-    """ "DisablePromptCaching: true turns it off."""
+    """ "DisablePromptCaching: true turns it off"; here: `prompt_caching=False`."""
     async with talk(Turn(text="d"), system_prompt="S", prompt_caching=False) as it:
         await it.say()
     assert not any(message.cache_breakpoint for message in it.model.requests[0].messages)
@@ -458,7 +459,8 @@ async def test_thinking_and_temperature_are_the_models_own_unless_set() -> None:
 
 
 async def test_provider_state_comes_back_byte_for_byte() -> None:
-    """An opaque `provider_state` per assistant message is stored, since tool loops need signatures returned unchanged."""
+    """Reasoning "is never stored"; here: its text isn't, an opaque `provider_state` per assistant message is, since tool
+    loops need signatures returned unchanged."""
     history = StoreHistory(MemorySessionStore())
     state = ProviderState(provider="p", model="m", data=bytes(range(256)))
     turn = Turn(tool_calls=[Turn.call("shout", {"text": "a"})], provider_state=state)
@@ -686,7 +688,7 @@ async def test_arguments_that_cannot_be_parsed_are_never_run() -> None:
 
 
 async def test_a_tool_registered_during_a_run_is_offered_from_the_next_on() -> None:
-    """ "schemas(): a run keeps those of its start"."""
+    """ "schemas() is what the runtime sends to the model"; here: a run keeps those of its start."""
     tools = registry()
 
     @tool()

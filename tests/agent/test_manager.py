@@ -91,6 +91,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> SessionStore:
 
 
 async def test_a_session_is_made_of_the_defaults_where_nothing_is_asked_for() -> None:
+    """ "defaultWorkspace: string"; "defaultModel?"; "create(request?, tenantId?): AgentSession"; "get(id)"; "has(id):
+    boolean"."""
     tools = ToolRegistry()
     async with manager(options=SessionOptions(tools=tools)) as sessions:
         made = await sessions.create()
@@ -104,6 +106,7 @@ async def test_a_session_is_made_of_the_defaults_where_nothing_is_asked_for() ->
 
 
 async def test_a_session_is_made_as_it_was_asked_for() -> None:
+    """ "create(request?: CreateSessionRequest, tenantId?: string): AgentSession"."""
     models = scripted()
     models.register(ScriptedModel(info=ModelInfo(id="other", provider="scripted")))
     async with manager(models=models) as sessions:
@@ -120,6 +123,7 @@ async def test_a_session_is_made_as_it_was_asked_for() -> None:
 
 
 async def test_the_managers_default_model_goes_before_the_registrys() -> None:
+    """ "SessionManagerOptions: models: ModelRegistry; defaultModel?: string"."""
     models = scripted()
     models.register(ScriptedModel(info=ModelInfo(id="other", provider="scripted")))
     async with manager(models=models, default_model="other") as sessions:
@@ -127,7 +131,7 @@ async def test_the_managers_default_model_goes_before_the_registrys() -> None:
 
 
 async def test_the_system_prompt_is_made_of_the_workspace() -> None:
-    """systemPrompt?: (workspace: string) => string."""
+    """ "systemPrompt?: (workspace: string) => string"."""
     async with manager(system_prompt=lambda workspace: f"You are in {workspace}.") as sessions:
         assert (await sessions.create()).detail().system_prompt == "You are in /w."
         other = await sessions.create(CreateSessionRequest(workspace="/v"))
@@ -224,7 +228,8 @@ async def test_a_prompt_that_can_not_be_made_leaves_no_session(store: SessionSto
 
 
 async def test_what_is_not_there_is_session_not_found() -> None:
-    """SessionNotFoundError has code = "session_not_found", which the HTTP layer maps to 404."""
+    """ "get(id): throws SessionNotFoundError"; "SessionNotFoundError has code = "session_not_found"" (of which HTTP makes a
+    404)."""
     async with manager() as sessions:
         attempts: list[Callable[[], object]] = [
             lambda: sessions.get("missing"),
@@ -242,6 +247,7 @@ async def test_what_is_not_there_is_session_not_found() -> None:
 
 
 async def test_the_session_that_was_active_last_is_listed_first() -> None:
+    """ "list(): SessionSummary[]"."""
     async with manager(Turn(text="hi")) as sessions:
         for id in ("a", "b", "c"):
             await sessions.create(CreateSessionRequest(id=id))
@@ -258,7 +264,8 @@ async def test_the_session_that_was_active_last_is_listed_first() -> None:
 
 
 async def test_a_message_that_is_sent_is_answered_stored_and_gives_the_title(store: SessionStore) -> None:
-    """send(id, content); titles from input."""
+    """ "The runtime owns sessions, the model/tool registries and the execution loop"; "send(id, content): { runId, done }";
+    titles from input."""
     async with manager(Turn(text="It is noon.", usage=USAGE), store=store) as sessions:
         await sessions.create(CreateSessionRequest(id="s"))
         run = sessions.send("s", "What time is it?")
@@ -287,6 +294,7 @@ async def test_a_title_that_was_asked_for_stays(store: SessionStore) -> None:
 
 
 async def test_a_run_is_cancelled_by_the_sessions_id() -> None:
+    """ "cancel(id: string): boolean"."""
     waiting = Waiting()
     async with manager(waiting.turn) as sessions:
         await sessions.create(CreateSessionRequest(id="s"))
@@ -301,7 +309,8 @@ async def test_a_run_is_cancelled_by_the_sessions_id() -> None:
 
 
 async def test_what_is_changed_is_stored_before_the_change_returns(store: SessionStore) -> None:
-    """create, rename, setModel, setSystemPrompt, reset, rewind persist before they return."""
+    """ "rename(title)", "setModel(model)", "setSystemPrompt(prompt)", "reset()", "rewind(messageId)"; here: they persist
+    before they return."""
     models = scripted(Turn(text="one"), Turn(text="two"))
     models.register(ScriptedModel(info=ModelInfo(id="other", provider="scripted")))
     async with manager(models=models, store=store) as sessions:
@@ -338,7 +347,7 @@ async def test_what_is_changed_is_stored_before_the_change_returns(store: Sessio
 
 
 async def test_subscribers_hear_every_event_of_every_session_in_order() -> None:
-    """subscribe receives every session event."""
+    """ "subscribe receives every session event"; "subscribe(listener): () => void"."""
     async with manager(Turn(text="one"), Turn(text="two")) as sessions:
         heard = Heard()
         dispose = sessions.subscribe(heard)
@@ -374,7 +383,7 @@ async def test_a_subscriber_that_fails_costs_nobody_else_an_event(caplog: pytest
 
 
 async def test_what_is_published_reaches_subscribers_like_any_event() -> None:
-    """publish reaches subscribers like any event: it's numbered, too."""
+    """ "publish(event): void; used by adapters/tests": it reaches subscribers like any event, numbered, too."""
     async with manager() as sessions:
         heard, own = Heard(), Heard()
         sessions.subscribe(heard)
@@ -390,7 +399,7 @@ async def test_what_is_published_reaches_subscribers_like_any_event() -> None:
 
 
 async def test_a_guard_vetoes_new_sessions_and_runs(store: SessionStore) -> None:
-    """addGuard: veto create/run."""
+    """ "addGuard(guard): () => void; veto create/run"."""
     asked: list[SessionGuardContext] = []
     allowed = True
 
@@ -450,6 +459,7 @@ async def test_a_guard_that_breaks_lets_nothing_through() -> None:
 
 
 async def test_guards_are_asked_in_the_order_of_their_coming_up_to_the_first_veto() -> None:
+    """ "checkGuards(context): void; throws SessionGuardError"."""
     asked: list[str] = []
 
     def guard(name: str, veto: bool) -> Callable[[SessionGuardContext], None]:
@@ -513,6 +523,7 @@ async def test_a_guard_is_told_how_many_of_the_tenants_run() -> None:
 
 
 async def test_a_deleted_session_is_gone_from_memory_and_store_and_said(store: SessionStore) -> None:
+    """ "delete(id: string): Promise<void>"."""
     waiting = Waiting()
     locker = LocalLocker()
     async with manager(waiting.turn, Turn(text="hi"), store=store, locker=locker) as sessions:
@@ -624,7 +635,7 @@ async def test_a_deletion_that_is_cancelled_leaves_the_session() -> None:
 
 
 async def test_stored_sessions_are_loaded_once(store: SessionStore) -> None:
-    """initialize() loads persisted sessions from the store once."""
+    """ "initialize() loads persisted sessions from the store once"."""
     await store.save(session("tenant-7/one", "a"))
     sessions = manager(store=store)
     assert not sessions.has("tenant-7/one")
@@ -641,6 +652,8 @@ async def test_stored_sessions_are_loaded_once(store: SessionStore) -> None:
 
 
 async def test_a_session_goes_on_where_it_was_in_another_process(store: SessionStore) -> None:
+    """ "initialize() loads persisted sessions", with all that they were: "load(id): SessionDetail"; "detail():
+    SessionDetail"."""
     async with manager(Turn(text="one", usage=USAGE), store=store) as sessions:
         await sessions.create(CreateSessionRequest(id="s", system_prompt="Be brief."), tenant_id="t")
         first = sessions.send("s", "first")
@@ -732,7 +745,8 @@ async def test_a_stored_session_whose_model_is_gone_is_loaded_and_says_so_when_i
 
 
 async def test_closing_cancels_runs_drops_the_sessions_and_deletes_nothing(store: SessionStore) -> None:
-    """close() cancels active runs and drops in-memory sessions. Nothing is deleted from the store."""
+    """ "close() cancels active runs and drops in-memory sessions during runtime shutdown. Nothing is deleted from the
+    store"."""
     waiting = Waiting()
     sessions = manager(Turn(text="hi"), waiting.turn, store=store)
     heard = Heard()
@@ -841,7 +855,8 @@ async def test_a_session_is_made_before_anybody_asked_for_the_stored_ones(store:
 
 
 def test_it_knows_nothing_of_files_or_workspaces() -> None:
-    """AgentSession and SessionManager import nothing of workspace."""
+    """ "depends on ... kernel and ... protocol" alone; here: AgentSession and SessionManager import
+    nothing of `workspace`."""
     source = (
         "import sys; import workbench.agent.manager, workbench.agent.session; "
         "print(*sorted(name for name in sys.modules if name.startswith('workbench.')))"
@@ -896,7 +911,7 @@ anyio.run(main, None, backend=sys.argv[1])
 
 
 def test_it_does_no_input_or_output_but_by_its_store_its_locker_and_its_models(anyio_backend: str) -> None:
-    """The runtime performs no I/O except through SessionStore and the model implementations it is given."""
+    """ "It performs no I/O except through SessionStore and the model implementations it is given"."""
     command = [sys.executable, "-c", _LISTENING, anyio_backend]
     found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ})
     assert found.stdout.strip() == ""

@@ -40,7 +40,7 @@ class Tool:
 
 
 def test_the_first_registered_model_becomes_the_default() -> None:
-    """The first registered model becomes the default unless a default was configured."""
+    """ "The first registered model becomes the default unless defaultModel was configured"; "get defaultModel"."""
     models = ModelRegistry()
     assert models.default_model is None
     first = Model("first")
@@ -51,7 +51,8 @@ def test_the_first_registered_model_becomes_the_default() -> None:
 
 
 def test_a_configured_default_is_the_default_whenever_it_comes() -> None:
-    """The first registered model becomes the default unless defaultModel was configured."""
+    """ "The first registered model becomes the default unless defaultModel was configured"; "constructor(options?: {
+    defaultModel? })"."""
     models = ModelRegistry(default_model="configured")
     models.register(Model("first"))
     assert models.default_model == "configured"
@@ -72,7 +73,8 @@ def test_a_configured_default_is_the_default_whenever_it_comes() -> None:
 
 @pytest.mark.parametrize("by", ["set_default", "register"])
 def test_an_explicit_choice_is_overridden_by_no_later_registration(by: str) -> None:
-    """setDefault marks an explicit choice, which later registrations cannot override."""
+    """ "setDefault marks an explicit choice, which later registrations cannot override"; "register(model, { setDefault
+    })"."""
     for configured in (None, "configured"):
         models = ModelRegistry(default_model=configured)
         models.register(Model("first"))
@@ -107,6 +109,7 @@ def test_once_the_default_is_disposed_of_there_is_none() -> None:
 
 
 def test_disposing_of_another_leaves_the_default() -> None:
+    """ "register returns a disposer": a second call does nothing."""
     models = ModelRegistry()
     models.register(Model("first"))
     with models.register(Model("second")) as dispose:
@@ -131,7 +134,7 @@ def test_registering_an_id_again_replaces_its_model_and_the_old_disposer_does_no
 
 
 def test_a_missing_model_can_not_be_had_or_chosen() -> None:
-    """get throws when missing or no default."""
+    """ "get(id?): throws when missing or no default"; "has(id): boolean"."""
     models = ModelRegistry()
     models.register(Model("m"))
     for attempt in (models.get, models.set_default):
@@ -143,6 +146,7 @@ def test_a_missing_model_can_not_be_had_or_chosen() -> None:
 
 
 def test_models_are_listed_by_id_whatever_the_order_of_their_coming() -> None:
+    """ "list(): ModelInfo[]"; "get size(): number"."""
     models = ModelRegistry()
     for id in ("c", "a", "b"):
         models.register(Model(id))
@@ -151,7 +155,7 @@ def test_models_are_listed_by_id_whatever_the_order_of_their_coming() -> None:
 
 
 def test_a_second_tool_of_one_name_is_refused_until_the_first_is_disposed_of() -> None:
-    """register throws on duplicate name."""
+    """ "register(tool): () => void; throws on duplicate name"; "get(name): Tool | undefined"."""
     tools = ToolRegistry()
     first = Tool("t")
     dispose = tools.register(first)
@@ -168,7 +172,8 @@ def test_a_second_tool_of_one_name_is_refused_until_the_first_is_disposed_of() -
 
 
 def test_tools_and_schemas_are_sorted_by_name() -> None:
-    """list() and schemas() are sorted by tool name so prompts and console output are stable across restarts."""
+    """ "list() and schemas() are sorted by tool name so prompts and console output are stable across restarts"; "get
+    size(): number"."""
     tools = ToolRegistry()
     for name in ("c", "a", "b"):
         tools.register(Tool(name))

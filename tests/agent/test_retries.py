@@ -89,7 +89,7 @@ async def test_sleep_is_abortable_from_any_thread(thread: bool, reason: BaseExce
 
 @pytest.mark.anyio
 async def test_a_passing_error_is_tried_again_with_a_notice_for_each_wait() -> None:
-    """ "The session loop retries only errors marked retryable, ... and reports each wait as a notice event."""
+    """ "The session loop retries only errors marked retryable, ... and reports each wait as a notice event"."""
     async with talk(Turn(error=failing()), Turn(error=failing()), Turn(text="ok"), retry=QUICK) as it:
         events = await it.say()
     assert end(events) == "stop"
@@ -125,7 +125,7 @@ async def test_nothing_is_tried_again_once_a_token_was_seen(turn: Turn) -> None:
 
 @pytest.mark.anyio
 async def test_a_wait_beyond_the_cap_fails_at_once() -> None:
-    """ "A Retry-After beyond `max_delay_ms` fails at once": no hammering; the delay is in the error."""
+    """ "lets a Retry-After hint win, capped by maxDelayMs"; here: one beyond the cap fails at once, no hammering."""
     async with talk(Turn(error=failing(retry_after_ms=60_000))) as it:
         events = await it.say()
     assert of(events, "notice") == []

@@ -43,7 +43,8 @@ def stored() -> StoreHistory:
 
 async def test_start_announces_the_message_and_the_run_before_it_returns() -> None:
     """ "start() appends the user message, emits message.completed, emits run.started and begins execution without awaiting
-    it."""
+    it"; here: announced at start, persisted with the run's messages in one append at the end. "detail():
+    SessionDetail"."""
     async with talk(Turn(text="hi")) as it:
         run = it.session.start("Hello.", message_id="m1")
         assert it.types() == ["message.completed", "run.started"]
@@ -98,7 +99,8 @@ async def test_numbers_go_on_where_a_stored_session_ended() -> None:
 
 
 async def test_a_second_run_on_a_busy_session_is_refused_and_run_waits() -> None:
-    """ "Starting a second run while isRunning throws."""
+    """ "Starting a second run while isRunning throws"; here: `start()` raises SessionBusyError, `run()` waits for the
+    Locker."""
     gate = Gate()
     async with talk(calling("gate"), Turn(text="1"), Turn(text="2"), tools=[gate.tool]) as it:
         first = it.session.start("a")
@@ -115,7 +117,7 @@ async def test_a_second_run_on_a_busy_session_is_refused_and_run_waits() -> None
 
 
 async def test_cancel_ends_the_run_with_cancelled_wherever_it_is() -> None:
-    """ "cancel() aborts the signal; the run resolves with status: "cancelled"."""
+    """ "cancel() aborts the signal; the run resolves with status: "cancelled""; "cancel(): boolean"."""
     gate = Gate()
     async with talk(calling("gate"), tools=[gate.tool]) as it:
         assert it.session.cancel() is False
@@ -132,7 +134,8 @@ async def test_cancel_ends_the_run_with_cancelled_wherever_it_is() -> None:
 
 
 async def test_a_failure_is_said_before_the_wait_for_it_raises() -> None:
-    """ "A model or transport failure rejects done after emitting run.failed; it does not produce an "error" status."""
+    """ "A model or transport failure rejects done after emitting run.failed; it does not produce an "error" status";
+    here: the run ends with one end event, and `await run.result()` raises RunFailedError after it."""
     async with talk(Turn(error=RuntimeError("x"))) as it:
         run = it.session.start("a")
         with anyio.fail_after(LONG), pytest.raises(RunFailedError):
@@ -214,7 +217,8 @@ async def test_a_title_comes_from_the_first_message_and_can_be_changed() -> None
 
 
 async def test_a_summary_says_what_a_list_shows() -> None:
-    """`SessionSummary`: id, title, workspace, model, is_running, message_count, usage, tenant_id, created_at, updated_at."""
+    """ "summary(): SessionSummary": id, title, workspace, model, is_running, message_count, usage, tenant_id, created_at,
+    updated_at; "readonly id, isRunning, model"."""
     used = Usage(input_tokens=3, output_tokens=2, cost_usd=0.25)
     async with talk(Turn(text="1", usage=used), Turn(text="2", usage=used)) as it:
         before = it.session.summary()
@@ -228,7 +232,7 @@ async def test_a_summary_says_what_a_list_shows() -> None:
 
 
 async def test_touch_counts_as_activity() -> None:
-    """ "touch()"."""
+    """ "touch(): void"."""
     async with talk() as it:
         before = it.session.summary().updated_at
         it.session.touch()
@@ -236,7 +240,8 @@ async def test_touch_counts_as_activity() -> None:
 
 
 async def test_listeners_hear_every_event_until_disposed_and_one_that_raises_harms_nobody() -> None:
-    """ "subscribe: ... One that raises is logged, the others still get the event."""
+    """ "subscribe(listener: (event: SessionEvent) => void): () => void"; here: one that raises is logged, the others still
+    get the event."""
     heard: list[int] = []
 
     def broken(event: SessionEvent) -> None:
@@ -316,8 +321,8 @@ async def test_an_id_has_1_to_256_characters(id: str) -> None:
 
 
 async def test_rewind_removes_a_user_message_and_all_after_it_persists_and_says_so() -> None:
-    """ "rewind() removes a user message and every message after it, persists the transcript, emits session.rewound (with the
-    surviving list) and session.updated, and returns the count."""
+    """ "rewind() removes a user message and every message after it, persists the transcript, emits session.rewound (with
+    the surviving list) and session.updated, and returns the count"; "rewind(messageId): { removed, messages }"."""
     history = stored()
     async with talk(Turn(text="1"), Turn(text="2"), Turn(text="3"), history=history) as it:
         await it.say("a", message_id="first")
@@ -394,7 +399,8 @@ async def test_no_run_starts_while_the_transcript_is_taken_back() -> None:
 
 
 async def test_an_append_only_history_cannot_be_rewound() -> None:
-    """ "`rewind` and `reset` need a `StoreHistory`; any other History is append-only."""
+    """ "History is append-only: there is no API to remove or rewind messages"; here: `rewind` and `reset` need a
+    StoreHistory, any other History stays append-only."""
     async with talk(Turn(text="1")) as it:
         await it.say("a", message_id="first")
         with pytest.raises(HistoryNotRewindableError):
@@ -404,7 +410,7 @@ async def test_an_append_only_history_cannot_be_rewound() -> None:
 
 
 async def test_reset_empties_the_transcript() -> None:
-    """ "reset()"."""
+    """ "reset(): void"."""
     history = stored()
     async with talk(Turn(text="1"), Turn(text="2"), history=history) as it:
         await it.say("a")
@@ -508,7 +514,8 @@ async def test_a_session_may_be_entered_and_left_in_different_tasks() -> None:
 
 
 async def test_a_panic_in_unlock_is_logged_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    """ "A panic in unlock is recovered and dropped (it runs after EventEnd, so the run cannot report it)"."""
+    """ "A panic in unlock is recovered and dropped (it runs after EventEnd, so the run cannot report it); log unlock
+    failures"."""
 
     class Broken:
         @asynccontextmanager
@@ -587,7 +594,8 @@ async def test_an_append_is_finished_whatever_the_reader_does() -> None:
 
 
 async def test_the_runtime_imports_nothing_of_the_workspace() -> None:
-    """ "It performs no I/O except through SessionStore and the model implementations"; a rewind "never touches files"."""
+    """ "It never touches files: the server pairs it with a checkpoint restore, keeping the runtime free of storage";
+    here: WorkspaceSession does."""
     code = (
         "import sys, workbench.agent.session;"
         "bad = [name for name in sys.modules if name.startswith(('workbench.workspace', 'workbench.sandbox',"

@@ -126,7 +126,8 @@ async def test_a_checkpoint_that_is_there_already_is_the_messages(root: Path) ->
 
 @pytest.mark.anyio
 async def test_rewind_takes_files_and_conversation_back_and_redo_brings_both(root: Path) -> None:
-    """Rewind of files and conversation; redo, any number of levels."""
+    """ "It never touches files: the server pairs it with a checkpoint restore"; here: WorkspaceSession does, files and
+    conversation in one journal; redo, any number of levels."""
     turns = [*writing("b", "1"), *writing("b", "2"), *writing("c", "3")]
     async with opened(root, *turns) as session:
         events: list[Any] = []
@@ -396,7 +397,9 @@ async def test_a_file_cannot_end_the_mark_that_says_it_is_untrusted(root: Path, 
 async def test_the_persons_configuration_adds_to_the_prompt_and_decides_about_calls(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ "`[agent] system_prompt` of the user's config"; "rules in the user's config by tool and argument glob"."""
+    """ "config.agent.systemPrompt is appended as additional instructions": last, after the notes of the project's files too;
+    "rules in the user's config by tool and argument glob"."""
+    (root / "AGENTS.md").write_text("Use tabs.")
     (tmp_path / "config.toml").write_text(
         """[agent]
         system_prompt = "Speak French."
@@ -411,8 +414,9 @@ async def test_the_persons_configuration_adds_to_the_prompt_and_decides_about_ca
     with ScriptedModel(Turn(tool_calls=calls), Turn(text="ok")) as model:
         async with Workspace.open(root) as workspace, WorkspaceSession.open(workspace, model=model) as session:
             await say(session, "x", "m1")
-            assert sorted(await files(session)) == ["a", "b"]
+            assert sorted(await files(session)) == ["AGENTS.md", "a", "b"]
     assert model.requests[0].messages[0].content.endswith("Speak French.")
+    assert "Use tabs." in model.requests[0].messages[0].content
     assert "isn't allowed" in model.requests[1].messages[-2].content
 
 

@@ -300,6 +300,7 @@ async def test_thinking_is_asked_for_in_the_form_that_the_model_takes() -> None:
 async def test_thinking_that_cannot_be_had_is_refused_and_never_ignored(
     facts: ModelFacts, fields: dict[str, Any]
 ) -> None:
+    """ "llm/codex rejects Thinking with llm.ErrInvalidRequest"; here: any API that can't do it raises `invalid_request`."""
     with StubModelServer() as stub, pytest.raises(ModelRequestError) as caught:
         await model_at(stub, Anthropic, facts=facts).generate(request(**fields))
     assert (caught.value.code, caught.value.retryable) == ("invalid_request", False)

@@ -63,6 +63,7 @@ HISTORIES = (
     ],
 )
 async def test_a_status_has_its_class(status: int, code: str, retryable: bool) -> None:
+    """ "ModelRequestError carries status, retryable and retryAfterMs"; "Adapters use modelHttpError() ... to build one"."""
     error = await fail(StubReply(status=status, text="Because."))
     assert (error.code, error.retryable, error.status, error.provider) == (code, retryable, status, "lab")
     assert "Because." in error.message
@@ -138,6 +139,7 @@ async def test_every_error_has_a_next_step() -> None:
     ],
 )
 async def test_the_wait_is_read_in_each_form(headers: dict[str, str], wait: float | None) -> None:
+    """ "ModelRequestError carries ... retryAfterMs"."""
     assert (await fail(StubReply(status=429, headers=headers))).retry_after_ms == wait
 
 

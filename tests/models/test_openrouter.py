@@ -125,11 +125,14 @@ async def test_reasoning_that_is_only_in_the_details_is_shown() -> None:
 
 
 async def test_thinking_is_by_effort_or_by_budget() -> None:
+    """ "llm.ThinkingByEffort(...) or llm.ThinkingByBudget(tokens)"."""
     assert (await sent(request(thinking=Thinking.by_effort("high")), OpenRouter))["reasoning"] == {"effort": "high"}
     assert (await sent(request(thinking=Thinking.by_budget(2000)), OpenRouter))["reasoning"] == {"max_tokens": 2000}
 
 
 async def test_marks_stand_on_the_last_text_part_for_models_that_take_them() -> None:
+    """ "Anthropic and Gemini models on OpenRouter honour them; providers that cache on their own (OpenAI, most open models)
+    ignore them"."""
     call = called()
     asked = request(
         message("system", "Be brief.", cache_breakpoint=CacheBreakpoint(ttl="1h")),

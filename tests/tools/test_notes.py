@@ -63,6 +63,8 @@ def notes(workspace: Workspace) -> list[bytes]:
 async def test_notes_are_merged_in_the_order_in_which_they_were_taken_and_are_gone(
     workspace: Workspace, call: Called, merger: Merger
 ) -> None:
+    """ "register add_note(text) that writes _notes/<uuid>.md, and consolidate_notes(target_path) that reads the notes and
+    the target, merges them with one llm.Collect call, writes the target and deletes the notes"."""
     assert await call("list_notes") == "There are no notes."
     assert await call("consolidate_notes", target_path="doc.md") == "There are no notes to merge."
     for number in range(20):
@@ -79,6 +81,8 @@ async def test_notes_are_merged_in_the_order_in_which_they_were_taken_and_are_go
 
 
 async def test_notes_are_no_files_of_the_workspace(workspace: Workspace, call: Called) -> None:
+    """ "Set HideHiddenPaths so the notes stay out of listings (the _ prefix)"; here: the scratch directory always
+    does."""
     await call("add_note", text="hidden")
     assert list(workspace.view.find(b"")) == []
     changes = await workspace.changes()

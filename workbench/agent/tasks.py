@@ -43,16 +43,18 @@ def spawn(function: Callable[[], Awaitable[None]], *, name: str) -> None:
 def must_go_on(error: BaseException) -> bool:
     """Whether an exception that somebody else's code let out is none of that code's failures, and is to be raised again.
 
-    It's what ends a program, or a cancellation that somebody asked for. A CancelledError that comes by itself, such as that
-    of another task which was waited for, is a failure like any other.
+    It's what ends a program, or a cancellation that somebody asked for. What comes by itself, such as the CancelledError of
+    another task which was waited for, or the GeneratorExit of some generator, is a failure like any other.
     """
     if isinstance(error, Exception):
         return False
     if isinstance(error, BaseExceptionGroup):
-        # A coroutine that is closed gets no group.
-        return any(must_go_on(one) for one in error.exceptions if not isinstance(one, GeneratorExit))
-    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        return any(must_go_on(one) for one in error.exceptions)
+    if isinstance(error, KeyboardInterrupt | SystemExit):
         return True
+    if isinstance(error, GeneratorExit):
+        # No event loop runs a coroutine that is being closed.
+        return not _is_stepped()
     if not isinstance(error, anyio.get_cancelled_exc_class()):
         return False
     if not isinstance(error, asyncio.CancelledError) or anyio.current_effective_deadline() == float("-inf"):
@@ -66,6 +68,15 @@ def is_exit(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(is_exit(one) or not must_go_on(one) for one in error.exceptions)
     return isinstance(error, SystemExit)
+
+
+def _is_stepped() -> bool:
+    """Whether an event loop runs this code."""
+    try:
+        anyio.get_current_task()
+    except anyio.NoEventLoopError:
+        return False
+    return True
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

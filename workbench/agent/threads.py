@@ -34,14 +34,20 @@ class WorkerThreads:
         """What `function` returns, or raises. A cancelled wait leaves the thread to itself."""
         work = _Work()
 
-        def body() -> tuple[T]:
-            # Trio refuses a function whose result is a coroutine, which a tool's may be.
+        def body() -> tuple[T] | BaseException:
+            # Trio refuses a function whose result is a coroutine, which a tool's may be; and asyncio closes whoever waits
+            # for a GeneratorExit.
             with work:
-                return (function(),)
+                try:
+                    return (function(),)
+                except BaseException as error:  # noqa: BLE001
+                    return error
 
         try:
-            (result,) = await to_thread.run_sync(body, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
-            return result
+            outcome = await to_thread.run_sync(body, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome[0]
         finally:
             if work.give_up():
                 self._abandoned.add(work)

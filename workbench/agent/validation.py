@@ -10,12 +10,11 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from referencing import Registry
 
-from workbench.protocol.records import Frozen
+from workbench.protocol.records import INTEGER_BITS, Frozen
 
 _ISSUES = 20
 _MESSAGE_CHARACTERS = 300
 _LEVELS = 100
-_INTEGER_BITS = 8_192
 
 
 class JsonValidationIssue(Frozen):
@@ -58,7 +57,7 @@ def is_plain_json(value: object) -> bool:
                 if not math.isfinite(one):
                     return False
             elif isinstance(one, int):
-                if one.bit_length() > _INTEGER_BITS:
+                if one.bit_length() > INTEGER_BITS:
                     return False
             elif not (one is None or isinstance(one, str)):
                 return False

@@ -115,7 +115,8 @@ class WorkspaceSession:
         """With the stores of the workspace's state directory. First completes a rewind that a crash cut short.
 
         A `model` that is a string is looked up by provider. `system_prompt` None is what `set_system_prompt` was given, else
-        `default_system_prompt` with what the person's configuration adds; with `notes` those of the project's files follow.
+        `default_system_prompt` with what the person's configuration adds at its end; with `notes` it holds those of the
+        project's files.
         Options without tools get the workspace's own, without a resolver the rules of the person's configuration. Raises
         ModelNotFoundError, ModelRequestError (auth), OptionsError, StoreError, and what the completion raises.
         """
@@ -134,13 +135,14 @@ class WorkspaceSession:
             detail = await store.load(workspace.session)
             if system_prompt is None and detail is not None:
                 system_prompt = detail.system_prompt
+            found = await project_notes(workspace) if notes else ""
             if system_prompt is None:
                 names = [schema.name for schema in tools.schemas()]
-                system_prompt = default_system_prompt(
-                    workspace=_root(workspace), tool_names=names, extra=settings.system_prompt
-                )
-            if notes and (found := await project_notes(workspace)):
-                system_prompt = f"{system_prompt}\n\n{found}"
+                # The person has the last word.
+                extra = _joined(found, settings.system_prompt)
+                system_prompt = default_system_prompt(workspace=_root(workspace), tool_names=names, extra=extra)
+            else:
+                system_prompt = _joined(system_prompt, found)
             agent = AgentSession(
                 id=workspace.session,
                 history=StoreHistory(store),
@@ -558,6 +560,11 @@ def _tools(workspace: Workspace, model: LanguageModel, seen: SeenFiles) -> ToolR
 
 def _locker(workspace: Workspace) -> FileLocker:
     return FileLocker(os.path.join(workspace.directory, "sessions", ".runs"))
+
+
+def _joined(*parts: str | None) -> str:
+    """The parts of a prompt that there are."""
+    return "\n\n".join(part for part in parts if part)
 
 
 def _root(workspace: Workspace) -> str:

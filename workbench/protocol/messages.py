@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field, field_validator, model_validator
+from pydantic import AwareDatetime, Field, PlainSerializer, field_validator, model_validator
 
-from workbench.protocol.records import Frozen
+from workbench.protocol.records import Frozen, readable
 
 Role = Literal["system", "user", "assistant", "tool"]
 Effort = Literal["low", "medium", "high"]
+
+# The largest count that every reader of JSON reads as it was written.
+_MOST_TOKENS = 2**53 - 1
 
 
 class ImageAttachment(Frozen):
@@ -90,7 +93,7 @@ class Usage(Frozen):
     @field_validator("input_tokens", "output_tokens", "reasoning_tokens", "cache_read_tokens", "cache_write_tokens")
     @classmethod
     def _counted(cls, value: int) -> int:
-        return max(value, 0)
+        return min(max(value, 0), _MOST_TOKENS)
 
     @property
     def is_empty(self) -> bool:
@@ -166,7 +169,7 @@ class ToolResult(Frozen):
     content: str = ""
     error: ErrorInfo | None = None
     model_content: str
-    data: Any = None
+    data: Annotated[Any, PlainSerializer(readable, when_used="json-unless-none")] = None
 
 
 class ModelInfo(Frozen):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import to_json
 
+INTEGER_BITS = 8_192
+"""Of an integer of more, Python may write no digits, and a reader of JSON read none."""
+
 _LEVELS = 100
+_LONG_INTEGER = re.compile(rb"[0-9]{2467}")
 
 
 class Frozen(BaseModel):
@@ -212,11 +217,13 @@ class JourneyRecord(Frozen):
 
 
 def _carried(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """The value with texts that UTF-8 can carry, without what contains itself or is nested beyond reason."""
+    """The value with texts that UTF-8 can carry, without what contains itself or is nested or long beyond reason."""
     if isinstance(value, str) and not isinstance(value, Enum):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
+        return hex(value)
     if not isinstance(value, dict | list | tuple | set | frozenset):
         return value
     if id(value) in above or len(above) >= _LEVELS:
@@ -226,6 +233,15 @@ def _carried(value: Any, above: tuple[int, ...] = ()) -> Any:
         keys = (key if isinstance(key, str | int | float) else _described(key) for key in value)
         return {_carried(key): _carried(one, above) for key, one in zip(keys, value.values(), strict=True)}
     return [_carried(one, above) for one in value]
+
+
+def readable(value: Any) -> Any:
+    """The value, described where JSON has no form for it, or none that could be read again."""
+    try:
+        written = to_json(value)
+    except (ValueError, RecursionError):
+        return _carried(value)
+    return _carried(value) if _LONG_INTEGER.search(written) else value
 
 
 def _described(value: Any) -> str:

@@ -41,6 +41,8 @@ class HistoryContract:
         anyio.run(main, backend=self.backend)
 
     def test_an_unknown_session_has_no_messages(self, tmp_path: Path) -> None:
+        """ "Read of an unknown session returns none"."""
+
         async def use(history: History) -> None:
             assert await history.read("unknown") == ()
             await history.append("known", *run("a"))
@@ -49,6 +51,8 @@ class HistoryContract:
         self._use(tmp_path, use)
 
     def test_messages_come_back_in_order_with_everything_in_them(self, tmp_path: Path) -> None:
+        """ "Append(ctx, sessionID, messages...) and Read(ctx, sessionID)"."""
+
         async def use(history: History) -> None:
             await history.append("s", *run("a"))
             assert await history.read("s") == run("a")
@@ -78,6 +82,8 @@ class HistoryContract:
         self._use(tmp_path, use)
 
     def test_appends_side_by_side_lose_nothing_and_never_mix(self, tmp_path: Path) -> None:
+        """ "Implementations must be safe for concurrent use"."""
+
         async def use(history: History) -> None:
             names = [f"r{number}" for number in range(20)]
             async with anyio.create_task_group() as tasks:

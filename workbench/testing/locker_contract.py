@@ -42,6 +42,8 @@ class LockerContract:
         anyio.run(main, backend=self.backend)
 
     def test_one_at_a_time_holds_a_session_and_each_gets_its_turn(self, tmp_path: Path) -> None:
+        """ "Lock(ctx, sessionID) (unlock func(), error)": without it, runs "can interleave a transcript"."""
+
         async def use(locker: Locker) -> None:
             inside: list[int] = []
             done: list[int] = []
@@ -108,6 +110,8 @@ class LockerContract:
         self._use(tmp_path, use)
 
     def test_a_cancelled_wait_leaves_the_lock_to_the_others(self, tmp_path: Path) -> None:
+        """ "A lock that cannot be acquired before ctx ends fails the run", and that alone."""
+
         async def use(locker: Locker) -> None:
             got = anyio.Event()
 

@@ -42,6 +42,8 @@ class SessionStoreContract:
         anyio.run(main, backend=self.backend)
 
     def test_an_empty_store_has_nothing_to_list_to_load_or_to_delete(self, tmp_path: Path) -> None:
+        """ "load(id): undefined" where there is none."""
+
         async def use(store: SessionStore) -> None:
             assert await store.list() == ()
             assert await store.load("s") is None
@@ -51,6 +53,8 @@ class SessionStoreContract:
         self._use(tmp_path, use)
 
     def test_a_session_comes_back_with_everything_in_it(self, tmp_path: Path) -> None:
+        """ "save(session: SessionDetail)"; "load(id): SessionDetail"."""
+
         async def use(store: SessionStore) -> None:
             for saved in (session("s", "a", "b"), session("s", title="", system_prompt=None, tenant_id=None)):
                 await store.save(saved)
@@ -59,6 +63,8 @@ class SessionStoreContract:
         self._use(tmp_path, use)
 
     def test_a_list_has_the_summaries_of_all(self, tmp_path: Path) -> None:
+        """ "list(): SessionSummary[]"."""
+
         async def use(store: SessionStore) -> None:
             saved = {id: session(id, "a", title=f"title of {id!r}") for id in ("one", "two", "three")}
             for each in saved.values():
@@ -79,6 +85,8 @@ class SessionStoreContract:
         self._use(tmp_path, use)
 
     def test_a_deleted_session_is_gone_and_the_others_stay(self, tmp_path: Path) -> None:
+        """ "delete(id: string)"."""
+
         async def use(store: SessionStore) -> None:
             for id in ("one", "two"):
                 await store.save(session(id, "a"))
