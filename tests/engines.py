@@ -1,49 +1,108 @@
-"""A container engine of a test's own, to be killed and started again; the shared one is never touched."""
+"""Container engines of a test's own, of every kind that there is; the shared one is never touched."""
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.needed import need_program, unavailable
+from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.waiting import wait_until
+
+KINDS = ("docker", "docker with remapped users", "rootless docker", "podman", "rootless podman")
 
 # As `sandbox_images/engine` starts one: it needs nothing of this machine's network.
 _FLAGS = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false")
 _STARTS = 3
+# What an engine at home in a user namespace takes for its own, beside what the machine's has there.
+_AS_ROOT_OF_ITS_OWN = 'rm -f /run/docker /run/containerd /run/xtables.lock; exec "$@"'
+_PROCESSES = 16384
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class PrivateEngine:
-    """A dockerd with its containerd over a directory of its own; `host` is what DOCKER_HOST has to be."""
+    """An engine over a directory of its own; `host` is what DOCKER_HOST has to be, `user` whose it is if not root's."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, kind: str, directory: Path, user: OrdinaryUser | None) -> None:
+        self.kind = kind
         self.host = f"unix://{directory}/engine.sock"
+        self.user = user if kind.startswith("rootless") else None
+        self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
+        if kind.endswith("podman"):
+            self._argv = self._podman()
+        elif kind == "rootless docker":
+            self._argv = [*self._rootlesskit(), *self._dockerd("--rootless")]
+        elif kind == "docker with remapped users":
+            assert user is not None
+            self._argv = self._dockerd(f"--userns-remap={user.name}")
+        else:
+            self._argv = self._dockerd()
+        for name in ("run", "home"):
+            (directory / name).mkdir(mode=0o700)
+        # Remapped users have to get through to what is theirs.
+        directory.chmod(0o711)
+        if self.user is not None:
+            for path in (directory, directory / "run", directory / "home"):
+                os.chown(path, self.user.uid, self.user.gid)
+
+    def _dockerd(self, *flags: str) -> list[str]:
+        at = self._directory
+        places = ["--data-root", f"{at}/data", "--exec-root", f"{at}/run/exec", "--pidfile", f"{at}/pid"]
+        return ["dockerd", "-H", self.host, *places, *_FLAGS, *flags]
+
+    def _rootlesskit(self) -> list[str]:
+        options = ["--net=host", "--copy-up=/etc", "--copy-up=/run", "--propagation=rslave"]
+        return ["rootlesskit", f"--state-dir={self._directory}/state", *options, "sh", "-c", _AS_ROOT_OF_ITS_OWN, "sh"]
+
+    def _podman(self) -> list[str]:
+        at = self._directory
+        # It asks for more than what a root without CAP_SYS_RESOURCE may have.
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        limits = f'default_ulimits = ["nofile={files}:{files}", "nproc={_PROCESSES}:{_PROCESSES}"]'
+        (at / "containers.conf").write_text(f"[containers]\n{limits}\n")
+        places = ["--root", f"{at}/data", "--runroot", f"{at}/run/containers", "--tmpdir", f"{at}/run/tmp"]
+        manner = ["--storage-driver=overlay", "--cgroup-manager=cgroupfs", "--runtime=runc", "--events-backend=file"]
+        return ["podman", *places, *manner, "system", "service", "--time=0", self.host]
 
     def start(self) -> None:
         """Start it and wait until it answers. A killed one's containerd sometimes isn't gone yet: then once more."""
         at = self._directory
-        argv = ["dockerd", "-H", self.host, "--data-root", f"{at}/data", "--exec-root", f"{at}/exec", "-p", f"{at}/pid"]
+        environment = {
+            "PATH": _PATH,
+            "HOME": f"{at}/home",
+            "XDG_RUNTIME_DIR": f"{at}/run",
+            "CONTAINERS_CONF": f"{at}/containers.conf",
+        }
+        who = {} if self.user is None else {"user": self.user.uid, "group": self.user.gid, "extra_groups": []}
         for _ in range(_STARTS):
             (at / "pid").unlink(missing_ok=True)
             with open(at / "log", "ab") as log:
                 process = subprocess.Popen(
-                    [*argv, *_FLAGS], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    self._argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd=at,
+                    env=environment,
+                    **who,  # type: ignore[call-overload]
                 )
             self._process = process
             wait_until(lambda: self._answers() or process.poll() is not None, "the engine answers")  # noqa: B023
             if process.poll() is None:
                 return
-        raise AssertionError((at / "log").read_text()[-2000:])
+        unavailable(f"{self.kind} can't be started: {(at / 'log').read_text(errors='replace').strip()[-2000:]}")
 
     def _answers(self) -> bool:
         return self.docker("version", check=False).returncode == 0
@@ -65,6 +124,12 @@ class PrivateEngine:
             )
         assert saving.returncode == 0
 
+    def left(self) -> list[str]:
+        """The containers and volumes that it has."""
+        return (
+            self.docker("ps", "-aq").stdout.decode().split() + self.docker("volume", "ls", "-q").stdout.decode().split()
+        )
+
     def clear(self) -> None:
         """End it with everything it started, and unmount whatever it left."""
         if self._process is not None and self._process.poll() is None:
@@ -78,7 +143,7 @@ class PrivateEngine:
 
 
 def _processes_of(directory: Path) -> list[int]:
-    """What the engine over a directory started (containerd and its shims name it in their arguments)."""
+    """What the engine over a directory started: all of it names that in its arguments."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -86,7 +151,7 @@ def _processes_of(directory: Path) -> list[int]:
                 argv = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"containerd" in argv and os.fsencode(directory) + b"/exec" in argv:
+            if os.fsencode(directory) + b"/" in argv:
                 found.append(int(entry.name))
     return found
 
@@ -100,17 +165,20 @@ def _mounts_below(directory: Path) -> list[str]:
 
 
 @contextmanager
-def private_engine(image: str) -> Iterator[PrivateEngine]:
-    """An engine of one's own that has an image; skips where none can be started."""
+def private_engine(image: str, kind: str = "docker") -> Iterator[PrivateEngine]:
+    """An engine of one's own, of one of `KINDS`, that has an image; skips where none can be started, fails there in CI."""
     if os.geteuid() != 0:
         pytest.skip("starting an engine takes root")
-    if shutil.which("dockerd") is None:
-        pytest.skip("dockerd isn't installed")
-    # Not below pytest's own directory: a socket's path must be short.
-    engine = PrivateEngine(Path(tempfile.mkdtemp(prefix="wb-engine-")))
-    try:
+    need_program("podman" if kind.endswith("podman") else "dockerd", _PATH)
+    if kind.startswith("rootless"):
+        need_program("newuidmap", _PATH)
+    if kind == "rootless docker":
+        need_program("rootlesskit", _PATH)
+    with ExitStack() as stack:
+        user = stack.enter_context(ordinary_user()) if kind not in ("docker", "podman") else None
+        # Not below pytest's own directory: a socket's path must be short.
+        engine = PrivateEngine(kind, Path(tempfile.mkdtemp(prefix="wb-engine-")), user)
+        stack.callback(engine.clear)
         engine.start()
         engine.load(image)
         yield engine
-    finally:
-        engine.clear()

@@ -22,7 +22,7 @@ from workbench.testing import SandboxContract, SandboxLayers
 from workbench.vfs.session import OverlayDirectory
 
 
-class _Kept(SandboxContract):
+class Kept(SandboxContract):
     """A sandbox with its keeper, as everybody has it."""
 
     backend = "namespace"
@@ -56,24 +56,24 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("engine")
-class TestDocker(_Kept):
+class TestDocker(Kept):
     backend = "docker"
 
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("engine")
-class TestDockerWithCopies(_Kept):
+class TestDockerWithCopies(Kept):
     backend = "docker"
     options = {"sharing": "copied"}  # noqa: RUF012
 
 
 @pytest.mark.usefixtures("namespaces")
-class TestNamespace(_Kept):
+class TestNamespace(Kept):
     options = {"runtime": "plain"}  # noqa: RUF012
 
 
 @pytest.mark.usefixtures("namespaces")
-class TestNamespaceWithBubblewrap(_Kept):
+class TestNamespaceWithBubblewrap(Kept):
     options = {"runtime": "bubblewrap"}  # noqa: RUF012
 
     @pytest.fixture(autouse=True)
@@ -81,37 +81,9 @@ class TestNamespaceWithBubblewrap(_Kept):
         need_program("bwrap")
 
 
-class _Elsewhere(_Kept):
-    """An engine of a kind that few machines have: where a variable names its DOCKER_HOST."""
-
-    backend = "docker"
-    variable = ""
-
-    @pytest.fixture(autouse=True)
-    def _named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        if not os.environ.get(self.variable):
-            pytest.skip(f"{self.variable} names no such engine")
-        monkeypatch.setenv("DOCKER_HOST", os.environ[self.variable])
-
-
-@pytest.mark.engine
-class TestRootlessDocker(_Elsewhere):
-    variable = "WORKBENCH_TEST_ROOTLESS"
-
-
-@pytest.mark.engine
-class TestDockerWithRemappedUsers(_Elsewhere):
-    variable = "WORKBENCH_TEST_USERNS_REMAP"
-
-
-@pytest.mark.engine
-class TestPodman(_Elsewhere):
-    variable = "WORKBENCH_TEST_PODMAN"
-
-
 @pytest.mark.engine
 @pytest.mark.usefixtures("engine")
-class TestGVisor(_Kept):
+class TestGVisor(Kept):
     backend = "docker"
     options = {"runtime": "runsc"}  # noqa: RUF012
 
@@ -125,7 +97,7 @@ class TestGVisor(_Kept):
             pytest.skip(f"runsc can't be used: {result.reason}")
 
 
-class TestWhatWasPicked(_Kept):
+class TestWhatWasPicked(Kept):
     """What `auto` takes here."""
 
     @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ def _info(version: str, runc: str) -> EngineInfo:
     return EngineInfo(
         identifier="x", socket="/x", version=version, api_version="1.41", operating_system="", kernel="",
         storage_driver="", cgroup_version="2", cgroup_driver="", security_options=(), rootless=False,
-        userns_remap=False, podman=False, memory_limit=True, pids_limit=True, local=True, runc=runc, containerd="",
+        userns_remap=False, podman=False, unenforced=(), local=True, runc=runc, containerd="",
         runtimes=(),
     )  # fmt: skip
 

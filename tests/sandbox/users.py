@@ -49,6 +49,12 @@ class OrdinaryUser:
         assert code is None or result.returncode == code, (arguments, result.returncode, result.stdout, result.stderr)
         return result
 
+    def pytest(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run tests as this user, with these variables."""
+        told = {**environment(self.directory), "TMPDIR": str(self.directory), **variables}
+        source = self.directory / "source"
+        return self._run("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, cwd=source, env=told, text=True)
+
     def _run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
         wanted: dict[str, Any] = {"cwd": self.directory, "env": environment(self.directory), **options}
         return subprocess.run(
@@ -77,14 +83,17 @@ def environment(directory: Path) -> dict[str, str]:
 
 def _works(user: OrdinaryUser) -> bool:
     try:
-        return user.run("import anyio, docker, pydantic, rich, typer, workbench", check=False).returncode == 0
+        return user.run("import anyio, docker, pydantic, pytest, rich, typer, workbench", check=False).returncode == 0
     except PermissionError:
         return False
 
 
 def _copy_dependencies(target: Path) -> None:
     """Copy what this project depends on out of the environment that we run in."""
-    waiting, seen = ["overlay-workbench", "anyio", "docker", "dulwich", "pathspec", "pydantic", "rich", "typer"], set()
+    waiting, seen = (
+        ["overlay-workbench", "anyio", "docker", "dulwich", "pathspec", "pydantic", "pytest", "rich", "typer"],
+        set(),
+    )
     while waiting:
         name = waiting.pop()
         with contextlib.suppress(metadata.PackageNotFoundError):

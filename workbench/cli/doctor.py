@@ -151,11 +151,8 @@ def _engine(info: EngineInfo) -> Iterator[FindingReport]:
         finding=f"storage driver {info.storage_driver}, cgroup v{info.cgroup_version} ({info.cgroup_driver}), "
         f"runc {info.runc or 'unknown'}, security {', '.join(info.security_options) or 'none'}",
     )
-    for limit, enforced in (("memory", info.memory_limit), ("process", info.pids_limit)):
-        if not enforced:
-            yield FindingReport(
-                topic="engine", state=WARNING, finding=f"the engine can't enforce {limit} limits: they aren't enforced"
-            )
+    for limit in info.unenforced:
+        yield FindingReport(topic="engine", state=WARNING, finding=f"the engine can't enforce a limit on {limit}")
     for advisory in known_holes(info):
         yield FindingReport(
             topic="engine",

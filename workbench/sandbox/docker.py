@@ -159,18 +159,25 @@ class DockerBackend:
     ) -> None:
         options = [mount_options(mount) for mount in mounts]
         labels = self._labels
-        for volume, wanted in zip(self._volumes(), options, strict=True):
-            body = {"Name": volume, "Driver": "local", "DriverOpts": wanted, "Labels": labels}
+        for volume, given in zip(self._volumes(), options, strict=True):
+            body = {"Name": volume, "Driver": "local", "DriverOpts": given, "Labels": labels}
             stored = engine.call("POST", "/volumes/create", body=body).get("Options")
             # An engine answers 201 for a name that it knows, and keeps that one's options.
-            if stored != wanted:
+            if stored != given:
                 raise SandboxError(
                     f"The engine keeps another volume called {volume}.", hint="Try again: the name is made by chance."
                 )
-        limits = {"NOFILE": self._spec.limits.open_files}
+        asked = self._spec.limits
+        wanted = {"memory": asked.memory_bytes, "processes": asked.pids, "processor time": asked.cpus}
+        ignored = [limit for limit in engine.unenforced() if wanted[limit]]
+        limits = {"NOFILE": asked.open_files}
+        if "memory" in ignored:
+            # That of each process for itself is what can be had without control groups.
+            limits["DATA"] = asked.memory_bytes
         argv = loader(source, supervisor_arguments(self._spec), limits)
-        body = self._container(image, argv, labels, engine.rootless())
+        body = self._container(image, argv, labels, engine)
         answer = engine.call("POST", "/containers/create", {"name": self.name}, body)
+        self.warnings = tuple(f"the engine doesn't enforce the limit on {limit}" for limit in ignored)
         self.warnings += tuple(answer.get("Warnings") or ())
         for warning in self.warnings:
             report(warning)
@@ -200,16 +207,16 @@ class DockerBackend:
     def _volumes(self) -> list[str]:
         return [self.name if index == 0 else f"{self.name}-{index}" for index in range(len(self._spec.mounts))]
 
-    def _container(self, image: str, argv: list[str], labels: dict[str, str], rootless: bool) -> dict[str, Any]:
+    def _container(self, image: str, argv: list[str], labels: dict[str, str], engine: Engine) -> dict[str, Any]:
         spec = self._spec
         # In a rootless engine's user namespace the caller is 0, and nobody else is mapped to anybody who owns files.
-        uid, gid, groups = (0, 0, ()) if rootless else (spec.uid, spec.gid, spec.groups)
+        uid, gid, groups = (0, 0, ()) if engine.rootless() else (spec.uid, spec.gid, spec.groups)
         home = home_of(spec)
         mounts = zip(self._volumes(), spec.mounts, strict=True)
         host: dict[str, Any] = {
             # Never `Mounts`: with SELinux those relabel, and so copy up, every file.
             "Binds": [f"{volume}:{bind_target(mount)}:rw,nocopy" for volume, mount in mounts],
-            "Tmpfs": _tmpfs(spec, uid, gid),
+            "Tmpfs": _tmpfs(spec, uid, gid, engine),
             "NetworkMode": "none",
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
@@ -294,10 +301,12 @@ def remove(engine: Engine, name: str) -> None:
     ) from refusal
 
 
-def _tmpfs(spec: SandboxSpec, uid: int, gid: int) -> dict[str, str]:
+def _tmpfs(spec: SandboxSpec, uid: int, gid: int, engine: Engine) -> dict[str, str]:
     # Without a size one large file in /tmp takes the memory of the whole sandbox, the supervisor's too.
     home = home_of(spec)
     tmpfs = {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={spec.limits.tmp_bytes}"}
     if str(home) != "/tmp" and not any(home.is_relative_to(mount.target) for mount in spec.mounts):
-        tmpfs[str(home)] = f"rw,exec,nosuid,nodev,mode=0700,uid={uid},gid={gid},size={spec.limits.home_bytes}"
+        # Podman gives a tmpfs to nobody but root. There is one user inside, so it can be anybody's.
+        owner = "mode=0777" if engine.is_podman else f"mode=0700,uid={uid},gid={gid}"
+        tmpfs[str(home)] = f"rw,exec,nosuid,nodev,{owner},size={spec.limits.home_bytes}"
     return tmpfs

@@ -48,8 +48,9 @@ class EngineInfo:
     """What an engine says about itself.
 
     `cgroup_version` is "1", "2" or empty. `kernel` is the engine's, another than ours in a virtual machine.
-    `memory_limit` and `pids_limit` say whether it can enforce them. `local` is False where it runs in a virtual machine
-    or on another one, and so doesn't see our files. `runc` and `containerd` are empty where it doesn't tell.
+    `unenforced` names the limits that it can't enforce: `memory`, `processes`, `processor time`. `local` is False where
+    it runs in a virtual machine or on another one, and so doesn't see our files. `runc` and `containerd` are empty where
+    it doesn't tell.
     """
 
     identifier: str
@@ -65,8 +66,7 @@ class EngineInfo:
     rootless: bool
     userns_remap: bool
     podman: bool
-    memory_limit: bool
-    pids_limit: bool
+    unenforced: tuple[str, ...]
     local: bool
     runc: str
     containerd: str
@@ -165,6 +165,8 @@ class Engine:
         self.path = find_socket() if path is None else path
         self.certificates = find_certificates() if self.is_remote else ""
         """Where `ca.pem`, `cert.pem` and `key.pem` are, for one at `tcp://`."""
+        self.is_podman = False
+        """Whether it's Podman, which differs from Docker here and there; known after `ping`."""
         self._prefix = ""
         self._rootless: bool | None = None
 
@@ -186,6 +188,7 @@ class Engine:
                 hint=_HINT_START,
             )
         version = headers.get("api-version", "")
+        self.is_podman = "libpod-api-version" in headers
         self._prefix = f"/v{version}" if version else ""
         return version
 
@@ -226,6 +229,7 @@ class Engine:
         about = self.call("GET", "/version")
         components = {str(c.get("Name", "")).lower(): str(c.get("Version", "")) for c in about.get("Components") or ()}
         security = tuple(str(option) for option in info.get("SecurityOptions") or ())
+        rootless = _says_rootless(info) or self.rootless()
         system = str(info.get("OperatingSystem", ""))
         return EngineInfo(
             identifier=str(info.get("ID", "")),
@@ -238,11 +242,10 @@ class Engine:
             cgroup_version=str(info.get("CgroupVersion", "")),
             cgroup_driver=str(info.get("CgroupDriver", "")),
             security_options=security,
-            rootless=any("rootless" in option for option in security) or self.rootless(),
+            rootless=rootless,
             userns_remap=any("name=userns" in option for option in security),
-            podman="podman engine" in components,
-            memory_limit=bool(info.get("MemoryLimit")) and info.get("CgroupDriver") != "none",
-            pids_limit=bool(info.get("PidsLimit")) and info.get("CgroupDriver") != "none",
+            podman=self.is_podman,
+            unenforced=_unenforced(info, rootless),
             local=not self.is_remote and not any(name in system for name in ("Docker Desktop", "OrbStack")),
             runc=components.get("runc", ""),
             containerd=components.get("containerd", ""),
@@ -256,12 +259,16 @@ class Engine:
         """
         if self.is_remote:
             if self._rootless is None:
-                said = self.call("GET", "/info").get("SecurityOptions") or ()
-                self._rootless = any("rootless" in str(option) for option in said)
+                self._rootless = _says_rootless(self.call("GET", "/info"))
             return self._rootless
         with self._connect() as connection:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return bool(struct.unpack("3i", credentials)[1])
+
+    def unenforced(self) -> tuple[str, ...]:
+        """The limits that it takes without a word, and doesn't enforce; as in `EngineInfo`. Raises as `call`."""
+        # One that is root says so in its answer to the request itself, and isn't worth another one.
+        return _unenforced(self.call("GET", "/info"), rootless=True) if self.rootless() else ()
 
     def image(self, name: str) -> ImageFacts | None:
         """Look an image up by name or id; None where the engine hasn't got it.
@@ -383,6 +390,17 @@ class Engine:
             return status, headers, _unchunked(rest) if headers.get("transfer-encoding", "") == "chunked" else rest
         except (ValueError, IndexError) as error:
             raise _gone(self.path) from error
+
+
+def _says_rootless(info: dict[str, Any]) -> bool:
+    return bool(info.get("Rootless")) or any("rootless" in str(option) for option in info.get("SecurityOptions") or ())
+
+
+def _unenforced(info: dict[str, Any], rootless: bool) -> tuple[str, ...]:
+    limits = (("memory", "MemoryLimit"), ("processes", "PidsLimit"), ("processor time", "CpuCfsQuota"))
+    # The first version of control groups is root's alone, whatever Podman says of it.
+    without = info.get("CgroupDriver") == "none" or (rootless and str(info.get("CgroupVersion")) == "1")
+    return tuple(name for name, enforced in limits if without or not info.get(enforced))
 
 
 def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:

@@ -223,8 +223,6 @@ async def probe_docker(
         result = await _probe(replace(spec, sharing="copied"), state_directory, make, owner)
         both = reason if result.ok else f"{reason} With copies of our files: {result.reason}"
         result = replace(result, reason=both)
-    if result.ok:
-        result = replace(result, details=(*result.details, *_unenforced(info)))
     if not result.ok or result.sharing == spec.sharing or not info.local:
         _remember(state_directory, result, key, report)
     return result
@@ -419,11 +417,6 @@ def _content(path: str) -> str:
 
 def _attribute(path: str, name: str) -> bytes:
     return os.getxattr(path, name) if name in os.listxattr(path) else b""
-
-
-def _unenforced(info: EngineInfo) -> tuple[str, ...]:
-    ignored = [name for name, works in (("memory", info.memory_limit), ("processes", info.pids_limit)) if not works]
-    return tuple(f"the engine doesn't enforce the limit on {name}" for name in ignored)
 
 
 def _give(directory: str, uid: int, gid: int) -> None:

@@ -1,0 +1,36 @@
+"""Every kind of engine that there is, started by the test: rootless ones as an ordinary user's, over files of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.engines import KINDS, private_engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.usefixtures("engine")]
+
+_IMAGE = "workbench/base:1"
+_TESTS = "tests/sandbox/elsewhere.py"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "docker"])
+def test_a_sandbox_on_any_kind_of_engine_keeps_every_promise_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
+    with private_engine(_IMAGE, kind) as engine:
+        # The first version of control groups can't be had by anybody but root.
+        limits = engine.user is None or Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        told = {"DOCKER_HOST": engine.host, "WORKBENCH_TEST_IMAGE": _IMAGE, "WORKBENCH_TEST_LIMITS": str(limits)}
+        if engine.user is not None:
+            done = engine.user.pytest(_TESTS, **told)
+        else:
+            argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", _TESTS]
+            environment = {**os.environ, **told, "TMPDIR": str(tmp_path)}
+            environment.pop("PYTEST_XDIST_WORKER", None)
+            done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert " skipped" not in done.stdout, done.stdout
+        assert engine.left() == []
