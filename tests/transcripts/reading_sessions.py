@@ -11,19 +11,21 @@ from workbench.transcripts import (
     LocalPlatform,
     SessionHead,
     SessionPromptsOptions,
+    SessionReadError,
     SessionRef,
-    SummarizingAdapter,
     Transcript,
     find_adapter,
     fold,
     is_session_head,
 )
+from workbench.transcripts.files import FileAdapter
+from workbench.transcripts.models import SessionUsage
 
 
 def loaded(agent: str, path: Path | str, platform: LocalPlatform | None = None) -> Transcript:
     """A session's transcript; its summary is the same, folded."""
     adapter = find_adapter(agent)
-    assert isinstance(adapter, SummarizingAdapter)
+    assert isinstance(adapter, FileAdapter)
     prompts = SessionPromptsOptions()
 
     async def read() -> Transcript:
@@ -31,10 +33,20 @@ def loaded(agent: str, path: Path | str, platform: LocalPlatform | None = None) 
         transcript = await adapter.load(platform or LocalPlatform(), ref)
         assert isinstance(transcript, Transcript), transcript
         if platform is None:
-            assert await adapter.summarize(LocalPlatform(), ref, prompts=prompts) == fold(transcript, prompts=prompts)
+            summary = fold(transcript, prompts=prompts)
+            assert await adapter.summarize(LocalPlatform(), ref, prompts=prompts) == summary
+            assert told(await adapter.add_up(LocalPlatform(), ref)) == told(SessionUsage.of(summary))
         return transcript
 
     return anyio.run(read)
+
+
+def told(used: SessionUsage | SessionReadError) -> object:
+    """What adding up makes of a session's usage."""
+    if not isinstance(used, SessionUsage):
+        return used
+    requests = [(each.id, each.at or used.last_active_at, each.model, each.usage) for each in used.requests]
+    return used.ref, used.session_id, used.cwd, requests
 
 
 def heads(agent: str, home: Path) -> list[SessionHead]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import tracemalloc
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 
 from tests.checkpoints.layers import as_nobody, let_nobody_enter
 from tests.transcripts.homes import ASKED, HOMES, claude_code
-from tests.transcripts.reading_sessions import heads, loaded, texts
+from tests.transcripts.reading_sessions import heads, loaded, texts, told
 from workbench.transcripts import (
     AgentHome,
     LinePointer,
     LocalPlatform,
     Original,
     SessionRef,
+    SessionSummary,
     SummarizingAdapter,
     Transcript,
     find_adapter,
@@ -29,6 +31,8 @@ from workbench.transcripts import (
     read_original,
 )
 from workbench.transcripts import reading as reading_module
+from workbench.transcripts.files import FileAdapter
+from workbench.transcripts.models import SessionUsage
 
 
 def prompt(text: str) -> bytes:
@@ -192,6 +196,46 @@ def _mutated(draw: st.DrawFn, value: object) -> object:
     return value
 
 
+def _escaped(key: str) -> str:
+    """A key, its letters spelled by their numbers."""
+    return "".join(f"\\u{ord(letter):04X}" if letter.isascii() else letter for letter in key)
+
+
+def _spelled(value: object, chance: random.Random) -> str:
+    """JSON as another program might write it: keys escaped, spaces anywhere, a key twice, of which the last one counts."""
+    space = chance.choice(("", "", " ", "\t"))
+    if isinstance(value, list):
+        return f"[{space}{f'{space},'.join(_spelled(item, chance) for item in value)}{space}]"
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    fields = []
+    for key, item in value.items():
+        if chance.randrange(12) == 0:
+            fields.append(f"{json.dumps(key)}:{chance.choice(('null', '0', '{}', json.dumps(key)))}")
+        shown = f'"{_escaped(key)}"' if key.isidentifier() and chance.randrange(8) == 0 else json.dumps(key)
+        fields.append(f"{space}{shown}{space}:{space}{_spelled(item, chance)}")
+    return f"{{{','.join(fields)}{space}}}"
+
+
+def _all_escaped(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_all_escaped(key)}:{_all_escaped(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_all_escaped, value))}]"
+    return f'"{_escaped(value)}"' if isinstance(value, str) else json.dumps(value)
+
+
+@pytest.mark.parametrize("agent", ["claude-code", "codex", "pi"])
+def test_what_is_used_is_found_in_records_that_spell_every_letter_by_its_number(agent: str, tmp_path: Path) -> None:
+    HOMES[agent](tmp_path)
+    (path,) = tmp_path.rglob("*.jsonl")
+    before = loaded(agent, path)
+    assert before.requests
+    path.write_text("".join(f"{_all_escaped(json.loads(line))}\n" for line in path.read_text().splitlines()))
+    after = loaded(agent, path)
+    assert [request.usage for request in after.requests] == [request.usage for request in before.requests]
+
+
 def _records(home: Path) -> dict[Path, list[object]]:
     found = {}
     for path in sorted(home.rglob("*.json*")):
@@ -203,21 +247,22 @@ def _records(home: Path) -> dict[Path, list[object]]:
 
 
 @pytest.mark.parametrize("agent", sorted(HOMES))
-def test_records_of_any_shape_are_read_alike_in_both_ways(agent: str, tmp_path: Path) -> None:
+def test_records_of_any_shape_and_spelling_are_read_alike_in_all_ways(agent: str, tmp_path: Path) -> None:
     """What an agent wrote, with values of any type in any place: the listing and the readings never raise, and agree."""
     HOMES[agent](tmp_path)
     files = _records(tmp_path)
     if not files:
         pytest.skip("its records are in no JSON file")
     adapter = find_adapter(agent)
-    assert isinstance(adapter, SummarizingAdapter)
+    assert isinstance(adapter, FileAdapter)
 
     @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         for path, records in files.items():
             mutated = [data.draw(_mutated(record)) for record in records]
-            path.write_text("\n".join(json.dumps(record) for record in mutated) + "\n")
+            chance = random.Random(data.draw(st.integers(0, 99)))
+            path.write_text("\n".join(_spelled(record, chance) for record in mutated) + "\n")
 
         async def read() -> None:
             platform = LocalPlatform()
@@ -229,6 +274,8 @@ def test_records_of_any_shape_are_read_alike_in_both_ways(agent: str, tmp_path: 
                 transcript = await adapter.load(platform, ref)
                 summary = await adapter.summarize(platform, ref)
                 assert summary == (fold(transcript) if isinstance(transcript, Transcript) else transcript)
+                used = await adapter.add_up(platform, ref)
+                assert told(used) == (told(SessionUsage.of(summary)) if isinstance(summary, SessionSummary) else used)
                 if isinstance(transcript, Transcript):
                     transcript.model_dump_json()
 

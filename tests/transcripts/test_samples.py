@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from tests.transcripts.reading_sessions import told
 from workbench.transcripts import (
     LocalPlatform,
     SessionPromptsOptions,
@@ -18,12 +19,14 @@ from workbench.transcripts import (
     find_adapter,
     fold,
 )
+from workbench.transcripts.files import FileAdapter
+from workbench.transcripts.models import SessionUsage
 
 
 def summed(agent: str, path: Path) -> SessionSummaryWithPrompts:
     """A sample's summary, which has to be the folded transcript."""
     adapter = find_adapter(agent)
-    assert isinstance(adapter, SummarizingAdapter)
+    assert isinstance(adapter, FileAdapter)
     prompts = SessionPromptsOptions()
 
     async def read() -> SessionSummaryWithPrompts:
@@ -33,6 +36,7 @@ def summed(agent: str, path: Path) -> SessionSummaryWithPrompts:
         assert isinstance(transcript, Transcript), transcript
         assert isinstance(summary, SessionSummaryWithPrompts), summary
         assert summary == fold(transcript, prompts=prompts)
+        assert told(await adapter.add_up(LocalPlatform(), ref)) == told(SessionUsage.of(summary))
         return summary
 
     return anyio.run(read)

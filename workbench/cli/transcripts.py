@@ -230,19 +230,20 @@ async def _searched(
 
 
 async def _tallied(tally: Tally, agents: Sequence[str] | None, project: str | None, bar: Progress) -> None:
-    from workbench.transcripts import LocalPlatform, SessionSummary
-    from workbench.transcripts.finding import summarize_sessions
+    from workbench.transcripts import LocalPlatform
+    from workbench.transcripts.finding import add_up_sessions
+    from workbench.transcripts.models import SessionUsage
 
     heads, failures = await _listed(agents, project, bar)
     _say_failures(failures)
     heads.sort(key=lambda head: head.started_at or head.last_active_at)
     task = bar.add_task("Adding up", total=len(heads))
-    async for _, summary in summarize_sessions(LocalPlatform(), [head.ref for head in heads]):
+    async for _, used in add_up_sessions(LocalPlatform(), [head.ref for head in heads]):
         bar.advance(task)
-        if isinstance(summary, SessionSummary):
-            tally.add(summary)
+        if isinstance(used, SessionUsage):
+            tally.add(used)
         else:
-            output.say(unread(summary).message)
+            output.say(unread(used).message)
 
 
 def _say_failures(failures: Iterable[SessionListFailure]) -> None:

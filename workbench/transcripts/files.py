@@ -22,7 +22,9 @@ from workbench.transcripts.models import (
     SessionPromptsOptions,
     SessionReadError,
     SessionRef,
+    SessionSummary,
     SessionSummaryWithPrompts,
+    SessionUsage,
     Transcript,
     UnknownFormat,
 )
@@ -77,14 +79,32 @@ class UnknownGenerationError(Exception):
 
 @dataclass(slots=True)
 class Reading:
-    """One pass over a session: where from, what it tells, who is told how far it is, what ends it."""
+    """One pass over a session: where from, what it tells, who is told how far it is, what ends it.
+
+    With `usage_words` only usage is wanted: once the session's directory is known, a record in which none of them stands is
+    passed over.
+    """
 
     platform: SessionPlatform
     recorder: Recorder
     told: ReadProgress | None = None
     signal: CancelSignal | None = None
+    usage_words: tuple[bytes, ...] = ()
     _done: int = 0
     _before: int = 0
+
+    @property
+    def only_usage(self) -> bool:
+        """Whether nothing else is wanted."""
+        return bool(self.usage_words)
+
+    def _may_tell_usage(self, data: bytes) -> bool:
+        if self.recorder.cwd is None:
+            return True
+        for word in self.usage_words:
+            if word in data:
+                return True
+        return b"\\u00" in data  # by which any letter of a word may be spelled
 
     def progress(self, done: int, size: int) -> None:
         """Of one file, after those before it."""
@@ -95,7 +115,8 @@ class Reading:
     async def batches(self, path: str) -> AsyncIterator[Iterator[Record]]:
         """The objects of a file of lines, many at a time; what is none is skipped, and said."""
         self._before = self._done
-        async for batch in read_records(self.platform, path, progress=self.progress, signal=self.signal):
+        wanted = self._may_tell_usage if self.only_usage else None
+        async for batch in read_records(self.platform, path, progress=self.progress, signal=self.signal, wanted=wanted):
             yield self._good(batch)
 
     def _good(self, batch: Iterator[Record]) -> Iterator[Record]:
@@ -137,6 +158,8 @@ class FileAdapter(ABC):
     specification_version: Literal["sessions-v1"] = "sessions-v1"
 
     directory: ClassVar[str] = ""
+    usage_words: ClassVar[tuple[bytes, ...]] = ()
+    """Of which one stands in every record that tells what was used, or whose it is; none where that can't be said."""
     depth: ClassVar[int] = 12
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
@@ -254,6 +277,21 @@ class FileAdapter(ABC):
         recorder = Recorder(ref, keep=False, prompts=prompts)
         failure = await self.tell(Reading(platform, recorder, None, signal), ref)
         return recorder.summary() if failure is None else failure
+
+    async def add_up(
+        self, platform: SessionPlatform, ref: SessionRef, *, signal: CancelSignal | None = None
+    ) -> SessionUsage | SessionReadError:
+        """What the requests of the session's summary used, without reading what can't tell of them."""
+        reading = Reading(platform, Recorder(ref, keep=False), None, signal, self.usage_words)
+        failure = await self.tell(reading, ref)
+        if failure is not None:
+            return failure
+        used = reading.recorder.used()
+        if reading.only_usage and any(request.at is None for request in used.requests):
+            # Those are counted at the session's last time, which any record may tell.
+            summary = await self.summarize(platform, ref, signal=signal)
+            return SessionUsage.of(summary) if isinstance(summary, SessionSummary) else summary
+        return used
 
     async def tell(self, reading: Reading, ref: SessionRef) -> SessionReadError | None:
         """Tell a recorder of one's own all of a session; what keeps one from it is returned. Raises the signal's reason."""

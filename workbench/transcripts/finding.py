@@ -26,6 +26,7 @@ from workbench.transcripts.models import (
     SessionReadError,
     SessionRef,
     SessionSummary,
+    SessionUsage,
     Source,
     Transcript,
     TranscriptEvent,
@@ -171,20 +172,24 @@ def worked_in(head: SessionHead, directory: str) -> bool:
     return head.cwd is not None and (head.cwd == wanted or head.cwd.startswith(join(wanted, "")))
 
 
-async def summarize_sessions(
+async def add_up_sessions(
     platform: HostPlatform, refs: Sequence[SessionRef], *, providers: Sequence[Provider] | None = None
-) -> AsyncIterator[tuple[SessionRef, SessionSummary | SessionReadError]]:
-    """The numbers of many sessions, in their order, each in the fastest way that its adapter has."""
+) -> AsyncIterator[tuple[SessionRef, SessionUsage | SessionReadError]]:
+    """What many sessions used, in their order, each in the fastest way that its adapter has."""
 
-    async def summarize(ref: SessionRef) -> SessionSummary | SessionReadError:
+    async def add_up(ref: SessionRef) -> SessionUsage | SessionReadError:
         adapter = find_adapter(ref.agent, providers=providers)
+        if isinstance(adapter, FileAdapter):
+            return await adapter.add_up(platform, ref)
+        summary: SessionSummary | Transcript | SessionReadError
         if isinstance(adapter, SummarizingAdapter):
-            return await adapter.summarize(platform, ref)
-        loaded = await adapter.load(platform, ref)
-        return fold(loaded) if isinstance(loaded, Transcript) else loaded
+            summary = await adapter.summarize(platform, ref)
+        elif isinstance(summary := await adapter.load(platform, ref), Transcript):
+            summary = fold(summary)
+        return SessionUsage.of(summary) if isinstance(summary, SessionSummary) else summary
 
-    async for ref, summary in _each(refs, summarize):
-        yield ref, summary
+    async for ref, used in _each(refs, add_up):
+        yield ref, used
 
 
 async def _each(

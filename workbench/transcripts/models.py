@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AliasChoices,
@@ -325,6 +326,32 @@ class SessionSummary(Frozen):
         """All but the requests one by one: asyncio makes a text of what its tasks return."""
         for name, value in super().__repr_args__():
             yield name, len(value) if name == "requests" else value
+
+
+class UsedRequest(NamedTuple):
+    """As `ModelRequest`, without where it stands."""
+
+    id: str
+    at: datetime | None
+    model: str | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUsage:
+    """Of a session's summary what adding up over sessions needs."""
+
+    ref: SessionRef
+    session_id: str
+    cwd: str | None
+    last_active_at: datetime | None
+    requests: Sequence[UsedRequest]
+
+    @classmethod
+    def of(cls, summary: SessionSummary) -> SessionUsage:
+        """From a summary that is there."""
+        requests = [UsedRequest(each.id, each.at, each.model, each.usage) for each in summary.requests]
+        return cls(summary.ref, summary.session_id, summary.cwd, summary.last_active_at, requests)
 
 
 class SessionSummaryWithPrompts(SessionSummary):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -165,8 +165,7 @@ class Content:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The bytes, in pieces of bounded size. Raises OSError, and the signal's reason."""
-        size = (await self._platform.fs.stat(self._path)).size
-        chunks = _chunks(self._platform, self._path, size, self._progress, self._signal)
+        chunks = _chunks(self._platform, self._path, self._progress, self._signal)
         first = await anext(chunks, b"")
         self.compressed = first.startswith(MAGIC)
         if not self.compressed:
@@ -218,19 +217,23 @@ def _line(offset: int, pieces: list[bytes], too_long: bool) -> Line:
 
 
 async def _chunks(
-    platform: SessionPlatform, path: str, size: int, progress: ReadProgress | None, signal: CancelSignal | None
+    platform: SessionPlatform, path: str, progress: ReadProgress | None, signal: CancelSignal | None
 ) -> AsyncIterator[bytes]:
-    offset = 0
-    while offset < size:
-        raise_if_cancelled(signal)
-        chunk = await platform.fs.read(path, offset=offset, length=min(_CHUNK_BYTES, size - offset))
-        if not chunk:
-            return
-        offset += len(chunk)
+    raise_if_cancelled(signal)
+    # Most files are one chunk, whose length tells their size.
+    chunk = await platform.fs.read(path, offset=0, length=_CHUNK_BYTES)
+    offset = size = len(chunk)
+    if size == _CHUNK_BYTES:
+        size = max(size, (await platform.fs.stat(path)).size)
+    while chunk:
         if progress is not None:
             progress(offset, size)
         yield chunk
-    raise_if_cancelled(signal)
+        raise_if_cancelled(signal)
+        if offset >= size:
+            return
+        chunk = await platform.fs.read(path, offset=offset, length=min(_CHUNK_BYTES, size - offset))
+        offset += len(chunk)
 
 
 async def read_records(
@@ -239,20 +242,27 @@ async def read_records(
     *,
     progress: ReadProgress | None = None,
     signal: CancelSignal | None = None,
+    wanted: Callable[[bytes], bool] | None = None,
 ) -> AsyncIterator[Iterator[Record]]:
     """The JSON objects of a file of lines, a chunk's at a time; what is none comes with its problem.
+
+    Lines that aren't `wanted` are passed over, unparsed.
 
     A last line without an end that isn't whole yet is left out: its writer is still at it. Raises OSError, and the
     signal's reason.
     """
     content = Content(platform, path, progress=progress, signal=signal)
     async for lines in content.lines():
-        yield _records_in(path, lines, content.compressed)
+        yield _records_in(path, lines, content.compressed, wanted)
 
 
-def _records_in(path: str, lines: list[Line], compressed: bool) -> Iterator[Record]:
+def _records_in(
+    path: str, lines: list[Line], compressed: bool, wanted: Callable[[bytes], bool] | None
+) -> Iterator[Record]:
     # One by one: a chunk's records alive together are work for the garbage collector, as much as for the parser.
     for line in lines:
+        if line.data and wanted is not None and not wanted(line.data):
+            continue
         if line.data or line.problem:
             yield from _records_of(path, line, compressed)
 
@@ -292,7 +302,7 @@ async def read_document(
     size = (await platform.fs.stat(path)).size
     if size > _LONGEST_LINE:
         raise OSError(f"a document of {size:,} bytes is larger than 64 MB")
-    return b"".join([chunk async for chunk in _chunks(platform, path, size, progress, signal)])
+    return b"".join([chunk async for chunk in _chunks(platform, path, progress, signal)])
 
 
 async def small_document(platform: SessionPlatform, path: str) -> dict[str, Any]:

@@ -24,11 +24,13 @@ from workbench.transcripts.models import (
     SessionPromptsOptions,
     SessionRef,
     SessionSummaryWithPrompts,
+    SessionUsage,
     SkippedRecord,
     Source,
     SourcePointer,
     Transcript,
     TranscriptEvent,
+    UsedRequest,
 )
 from workbench.transcripts.values import MAX_TEXT
 
@@ -394,6 +396,11 @@ class Recorder:
             if self._asked is None
             else tuple(SessionPrompt(text=text, at=at) for text, at in prompts[:most]),
         )
+
+    def used(self) -> SessionUsage:
+        """What was used."""
+        requests = [UsedRequest(id, each.at, each.model, each.usage) for id, each in self._requests.items()]
+        return SessionUsage(self.ref, self.session_id, self.cwd, self.last_active_at, requests)
 
     def _all_requests(self) -> tuple[ModelRequest, ...]:
         return tuple(

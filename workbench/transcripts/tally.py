@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from workbench.errors import OptionsError
 from workbench.protocol.messages import Usage
 from workbench.protocol.records import Frozen
-from workbench.transcripts.models import ModelRequest, SessionSummary
+from workbench.transcripts.models import SessionUsage, UsedRequest
 from workbench.transcripts.values import mapping, money
 
 Grouping = Literal["day", "model", "project", "agent", "session"]
@@ -93,16 +93,16 @@ class Tally:
         self._seen: set[int] = set()
         self._rows: dict[str, dict[str, float]] = {}
 
-    def add(self, summary: SessionSummary) -> None:
+    def add(self, session: SessionUsage) -> None:
         """A session's requests, but for those that were counted already."""
         counted: set[str] = set()
-        for request in summary.requests:
-            key = hash((summary.ref.agent, request.id))
-            at = request.at or summary.last_active_at
+        for request in session.requests:
+            key = hash((session.ref.agent, request.id))
+            at = request.at or session.last_active_at
             if key in self._seen or not self._is_within(at):
                 continue
             self._seen.add(key)
-            name = self._name(summary, request, at)
+            name = self._name(session, request, at)
             row = self._rows.setdefault(name, dict.fromkeys(UsageRow.model_fields, 0))
             if name not in counted:
                 counted.add(name)
@@ -114,29 +114,32 @@ class Tally:
             return self._since is None and self._until is None
         return (self._since is None or at >= self._since) and (self._until is None or at < self._until)
 
-    def _count(self, row: dict[str, float], request: ModelRequest) -> None:
+    def _count(self, row: dict[str, float], request: UsedRequest) -> None:
         usage = request.usage
         row["requests"] += 1
-        for field in ("input", "cache_read", "cache_write", "output", "reasoning"):
-            row[f"{field}_tokens"] += getattr(usage, f"{field}_tokens")
+        row["input_tokens"] += usage.input_tokens
+        row["cache_read_tokens"] += usage.cache_read_tokens
+        row["cache_write_tokens"] += usage.cache_write_tokens
+        row["output_tokens"] += usage.output_tokens
+        row["reasoning_tokens"] += usage.reasoning_tokens
         cost = usage.cost_usd
         if cost is None and self._prices is not None:
             cost = self._prices.cost(request.model, usage)
         row["cost_usd"] += cost or 0.0
         row["without_cost"] += cost is None
 
-    def _name(self, summary: SessionSummary, request: ModelRequest, at: datetime | None) -> str:
+    def _name(self, session: SessionUsage, request: UsedRequest, at: datetime | None) -> str:
         match self._by:
             case "day":
                 return at.astimezone().date().isoformat() if at is not None else UNKNOWN
             case "model":
                 return request.model or UNKNOWN
             case "project":
-                return summary.cwd or UNKNOWN
+                return session.cwd or UNKNOWN
             case "agent":
-                return summary.ref.agent
+                return session.ref.agent
             case "session":
-                return f"{summary.ref.agent} {summary.session_id}"
+                return f"{session.ref.agent} {session.session_id}"
 
     def rows(self) -> tuple[UsageRow, ...]:
         """The groups: days in their order, others by what they used."""

@@ -74,6 +74,7 @@ class ClaudeCode(FileAdapter):
     agent = "claude-code"
     display_name = "Claude Code"
     capabilities = CAPABILITIES
+    usage_words = (b"usage",)
     depth = 1  # what lies below the projects is no session by itself
 
     def __init__(self) -> None:
@@ -206,7 +207,8 @@ class _Pass:
     async def read_main(self) -> None:
         async for batch in self._reading.batches(self._path):
             for record in batch:
-                self._titles.see(record.value)
+                if not self._reading.only_usage:
+                    self._titles.see(record.value)
                 self._record(record.value, record.source, None)
         self._recorder.title = self._titles.best()
 
@@ -300,7 +302,7 @@ class _Pass:
             return
         if isinstance(content, str) and content:
             recorder.event("reply", source, lane=lane, at=at, text=content)
-        for number, block in enumerate(items(content)):
+        for number, block in enumerate(() if self._reading.only_usage else items(content)):
             self._block(mapping(block), f"{source.offset}-{number}", source, lane, at)
         usage = message.get("usage")
         if isinstance(usage, dict) and usage:

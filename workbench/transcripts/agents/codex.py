@@ -8,19 +8,18 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from workbench.protocol.messages import Usage
 from workbench.protocol.signal import CancelSignal
-from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, UnknownGenerationError, stem
+from workbench.transcripts.agents.codex_rollouts import FOLDERS, Rollouts, is_rollout, thread_id
+from workbench.transcripts.agents.codex_tokens import TokenCounts, totals
+from workbench.transcripts.files import FileAdapter, HeadFacts, Reading, SessionFile, UnknownGenerationError
 from workbench.transcripts.homes import AgentHome, join
 from workbench.transcripts.messages import tell_call
 from workbench.transcripts.models import CAPABILITIES, MAIN_LANE, EditAction, EventKind, Lane, Place, SessionListFailure
 from workbench.transcripts.platform import SessionPlatform
-from workbench.transcripts.reading import Content, Ends, walk
-from workbench.transcripts.values import block_text, count, items, mapping, moment, named, parse, string
+from workbench.transcripts.reading import Ends
+from workbench.transcripts.values import block_text, items, mapping, moment, named, parse, string
 
-_ROLLOUT = re.compile(r"rollout-.+\.jsonl(\.zst)?$")
 _DAY = re.compile(r"rollout-(\d{4})-(\d\d)-(\d\d)")
-_ID = re.compile(r"rollout-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d-(.+)$")
 _REQUEST_MARKER = "## My request for Codex:"
 _ENVELOPE = re.compile(
     r"\s*<(recommended_plugins|environment_context|user_instructions|INSTRUCTIONS|skills_instructions)>.*?</\1>",
@@ -62,14 +61,29 @@ class Codex(FileAdapter):
     agent = "codex"
     display_name = "Codex CLI"
     capabilities = CAPABILITIES
+    usage_words = (
+        b"token_count",
+        b"token_usage_record",
+        b"turn_context",
+        b"session_meta",
+        b"collab_agent_spawn_end",
+        b"sub_agent_activity",
+        b"agent_id",
+        b'"model"',  # of the time before envelopes
+        b"instructions",
+        b"items",
+    )
+
+    def __init__(self) -> None:
+        self._rollouts = Rollouts()
 
     def roots(self, home: AgentHome) -> tuple[str, ...]:
         """The active and the archived rollouts."""
-        return tuple(join(path, name) for path in home.paths for name in ("sessions", "archived_sessions"))
+        return tuple(join(path, name) for path in home.paths for name in FOLDERS)
 
     def is_session(self, path: str, root: str) -> bool:
         """A rollout by its name."""
-        return _ROLLOUT.match(path.rpartition("/")[2]) is not None
+        return is_rollout(path)
 
     async def files(
         self, platform: SessionPlatform, root: str, signal: CancelSignal | None
@@ -142,34 +156,26 @@ class Codex(FileAdapter):
 
     async def read(self, reading: Reading, path: str) -> None:
         """The thread's rollout, then those of the subagents that it names."""
-        first = _Thread(reading, path, MAIN_LANE)
+        first = _Thread(reading, path, MAIN_LANE, self._rollouts)
         await first.read()
         reading.recorder.session_id = first.id
         reading.recorder.title = first.name
         pending = [(thread, first.id, MAIN_LANE) for thread in first.spawned.items()]
         seen = {first.id}
-        rollouts = _Rollouts(reading, path)
         while pending:
             (child, call), before, lane = pending.pop(0)
             if child in seen:
                 continue
             seen.add(child)
-            rollout = await rollouts.find(child)
+            rollout = await self._rollouts.find(reading, path, child)
             if rollout is None:
                 continue
-            thread = _Thread(reading, rollout, child, parent=before)
+            thread = _Thread(reading, rollout, child, self._rollouts, parent=before)
             reading.recorder.lane(Lane(id=child, parent=lane, call_id=call, path=rollout))
             await thread.read()
             if thread.nickname:
                 reading.recorder.lane(Lane(id=child, name=thread.nickname))
             pending.extend((spawned, child, child) for spawned in thread.spawned.items())
-
-
-def thread_id(path: str) -> str:
-    """The id in a rollout's name, else the whole name."""
-    name = stem(path)
-    found = _ID.match(name)
-    return found[1] if found else name
 
 
 def _parent_of_subagent(meta: dict[str, Any]) -> str | None:
@@ -199,36 +205,6 @@ def _message(record: dict[str, Any]) -> dict[str, Any]:
     return record if record.get("type", "message") == "message" and "role" in record else {}
 
 
-class _Rollouts:
-    """Where the rollouts of one home are, looked for once."""
-
-    def __init__(self, reading: Reading, path: str) -> None:
-        self._reading = reading
-        for name in ("/sessions/", "/archived_sessions/"):
-            home, found, _ = path.rpartition(name)
-            if found:
-                self._home = home
-                break
-        else:
-            self._home = ""
-        self._paths: list[str] | None = None
-
-    async def find(self, thread: str) -> str | None:
-        """A thread's rollout, the plain one before a compressed one."""
-        if not self._home or not thread:
-            return None
-        if self._paths is None:
-            self._paths = []
-            for name in ("sessions", "archived_sessions"):
-                for path, found in await walk(
-                    self._reading.platform, join(self._home, name), signal=self._reading.signal
-                ):
-                    if not isinstance(found, OSError) and _ROLLOUT.match(path.rpartition("/")[2]):
-                        self._paths.append(path)
-            self._paths.sort(key=lambda path: path.endswith(".zst"))
-        return next((path for path in self._paths if thread_id(path) == thread), None)
-
-
 class _Echoes:
     """A text that two streams of records carry counts once, whichever comes first."""
 
@@ -248,11 +224,14 @@ class _Echoes:
 class _Thread:
     """One reading of one rollout."""
 
-    def __init__(self, reading: Reading, path: str, lane: str, *, parent: str | None = None) -> None:
+    def __init__(
+        self, reading: Reading, path: str, lane: str, rollouts: Rollouts, *, parent: str | None = None
+    ) -> None:
         self._reading = reading
         self._recorder = reading.recorder
         self._path = path
         self._lane = lane
+        self._rollouts = rollouts
         self._parent = parent
         self.id = thread_id(path)
         self.name: str | None = None
@@ -260,10 +239,7 @@ class _Thread:
         self.spawned: dict[str, str | None] = {}
         self._has_meta = False
         self._model: str | None = None
-        self._copied: list[tuple[int, ...]] = []
-        self._total: tuple[int, ...] | None = None
-        self._counted = 0
-        self._by_response: dict[str, tuple[Usage, Place, Any]] = {}
+        self._tokens = TokenCounts(reading.recorder, lane)
         self._prompts, self._replies = _Echoes(), _Echoes()
 
     async def read(self) -> None:
@@ -284,7 +260,7 @@ class _Thread:
             elif kind == "compacted":
                 self._recorder.compaction(source, lane=self._lane, at=at)
             elif kind == "token_usage_record":
-                self._usage_record(payload, source, at)
+                self._tokens.response(payload, source, at)
             elif kind == "response_item":
                 self._item(payload, source, at)
             elif "session" in value and "items" in value:
@@ -294,9 +270,7 @@ class _Thread:
                 self._item(value, source, at)
         if unknown:
             raise UnknownGenerationError(unknown)
-        if not self._counted:
-            for id, (usage, source, at) in self._by_response.items():
-                self._recorder.request(id, source, lane=self._lane, at=at, model=self._model, usage=usage)
+        self._tokens.end(self._model)
 
     async def _meta(self, meta: dict[str, Any]) -> None:
         if self._has_meta:
@@ -311,9 +285,9 @@ class _Thread:
         before = self._parent or _parent_of_subagent(meta) or named(meta.get("forked_from_id"))
         before = before or named(meta.get("parent_thread_id"))
         if before is not None and before != self.id:
-            rollout = await _Rollouts(self._reading, self._path).find(before)
+            rollout = await self._rollouts.find(self._reading, self._path, before)
             if rollout is not None:
-                self._copied = await _totals(self._reading, rollout)
+                self._tokens.copied = await totals(self._reading, rollout)
 
     def _place(self, about: dict[str, Any]) -> None:
         if self._lane == MAIN_LANE:
@@ -322,7 +296,7 @@ class _Thread:
     def _event(self, payload: dict[str, Any], source: Place, at: Any) -> None:
         recorder, lane, kind = self._recorder, self._lane, payload.get("type")
         if kind == "token_count":
-            self._tokens(payload, source, at)
+            self._tokens.count(payload, self.id, source, at=at, model=self._model)
         elif kind == "agent_message":
             self._say(string(payload.get("message")), 0, source, at)
         elif kind == "patch_apply_end":
@@ -419,82 +393,6 @@ class _Thread:
                 at=at,
                 moved_to=moved_to,
             )
-
-    def _tokens(self, payload: dict[str, Any], source: Place, at: Any) -> None:
-        """Counts what the thread's running total grew by: an unchanged one is a repeat, a smaller one a new count."""
-        info = mapping(payload.get("info"))
-        total, last = _counts(info.get("total_token_usage")), _counts(info.get("last_token_usage"))
-        if total is None:
-            used = last
-        else:
-            if self._copied and self._copied[0] == total:
-                self._copied.pop(0)
-                self._total = total
-                return
-            self._copied = []
-            before = self._total
-            self._total = total
-            restarted = before is not None and total[_ALL] < before[_ALL]
-            used = total if before is None or restarted else tuple(map(lambda a, b: max(0, a - b), total, before))
-        if used is None or not any(used):
-            return
-        self._counted += 1
-        model = named(info.get("model")) or self._model
-        self._recorder.request(
-            f"{self.id}:{self._counted}", source, lane=self._lane, at=at, model=model, usage=_usage(used)
-        )
-
-    def _usage_record(self, payload: dict[str, Any], source: Place, at: Any) -> None:
-        """Only counts where no running totals are told: a response's own usage, else the last of its turn."""
-        own = _counts(payload.get("usage"))
-        used = own or _counts(payload.get("turn_token_usage"))
-        id = named(payload.get("response_id")) if own is not None else named(payload.get("turn_id"))
-        if used is not None and id is not None:
-            self._by_response[id] = (_usage(used), source, at)
-
-
-_NAMES = (
-    "input_tokens",
-    "cached_input_tokens",
-    "cache_write_input_tokens",
-    "output_tokens",
-    "reasoning_output_tokens",
-    "total_tokens",
-)
-_ALL = 5
-
-
-def _counts(usage: object) -> tuple[int, ...] | None:
-    """The counters of a usage object, its total worked out where it isn't told."""
-    if not isinstance(usage, dict):
-        return None
-    *counts, total = (count(usage.get(name)) for name in _NAMES)
-    return (*counts, total or counts[0] + counts[3])
-
-
-def _usage(counts: tuple[int, ...]) -> Usage:
-    return Usage(
-        input_tokens=counts[0],
-        cache_read_tokens=counts[1],
-        cache_write_tokens=counts[2],
-        output_tokens=counts[3],
-        reasoning_tokens=counts[4],
-    )
-
-
-async def _totals(reading: Reading, path: str) -> list[tuple[int, ...]]:
-    """The running totals that a parent's rollout tells, which its forks begin with."""
-    found = []
-    async for lines in Content(reading.platform, path, signal=reading.signal).lines():
-        for line in lines:
-            if b'"total_token_usage"' in line.data:
-                try:
-                    info = mapping(mapping(mapping(parse(line.data)).get("payload")).get("info"))
-                except ValueError:
-                    continue
-                if (total := _counts(info.get("total_token_usage"))) is not None:
-                    found.append(total)
-    return found
 
 
 def _outcome(output: object) -> tuple[str, bool | None]:

@@ -34,6 +34,7 @@ class Pi(FileAdapter):
         "compactions",
     )
     directory = "sessions"
+    usage_words = (b"usage", b"session")
 
     def is_session(self, path: str, root: str) -> bool:
         """`<directory>/*.jsonl`."""
