@@ -67,7 +67,7 @@ def test_after_a_run_its_changes_are_counted_and_the_next_step_names_its_session
     with StubModelServer(FIX, DONE, FIX) as stub:
         configured(stub)
         done = cli("run", "--session", "other", "--model", MODEL, "Make the test pass.", code=7)
-        assert b"1 file changed: workbench review --session other\n" in done.stderr
+        assert f"1 file changed: workbench review -w {project} --session other\n" in done.stderr.decode()
         (listed,) = json.loads(cli("sessions", "--json").stdout)["sessions"]
         assert (listed["session"], listed["changes"]) == ("other", 1)
         cli("discard", "--yes", "--session", "other")
@@ -347,3 +347,17 @@ def test_instructions_in_a_file_cannot_exceed_what_the_session_may(
         name for name in os.listdir(project / ".git" / "hooks") if name.endswith(".sample")
     )
     assert not (project / "link").exists()
+
+
+def test_somebody_at_a_terminal_sees_that_the_model_is_waited_for(project: Path, configured: Any) -> None:
+    with StubModelServer(StubReply(text="a long answer", hold_after=0)) as stub:
+        configured(stub)
+        argv = [sys.executable, "-m", "workbench", "run", "-w", str(project), "--model", MODEL, "Do it."]
+        with terminal(argv, cwd=ROOT) as shown:
+            shown.expect(b"waiting for the model")
+            stub.release()
+            # It's gone where the answer begins.
+            shown.expect(rb"\x1b\[2Ka long answer")
+            assert shown.wait() == 0
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False)
+        assert b"waiting" not in done.stderr
