@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.terminals import terminal
 from tests.conftest import ROOT, Cli
+from tests.sandbox.egress.servers import Server, serving
 from tests.waiting import wait_until
 from workbench.checkpoints import upkeep
 from workbench.testing import StubCall, StubModelServer, StubReply
@@ -361,3 +362,25 @@ def test_somebody_at_a_terminal_sees_that_the_model_is_waited_for(project: Path,
             assert shown.wait() == 0
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False)
         assert b"waiting" not in done.stderr
+
+
+def test_a_run_reaches_the_hosts_that_it_was_allowed_and_no_others(
+    engine: None, project: Path, configured: Any
+) -> None:
+    fetch = "import sys, urllib.request as u; print('got', u.urlopen(sys.argv[1]).status)"
+    with serving(Server()) as allowed, serving(Server("127.0.0.3")) as other:
+        calls = [
+            StubCall("shell", {"command": f'python3 -c "{fetch}" http://{server.place}/'})
+            for server in (allowed, other)
+        ]
+        with StubModelServer(StubReply(calls=calls), DONE, StubReply(calls=calls), DONE) as stub:
+            configured(stub)
+            cli = Cli(project)
+            cli("run", "--model", MODEL, "--yes", "--allow-host", allowed.place, "Fetch.")
+            told = json.dumps(stub.requests[1].body)
+            assert told.count("got 200") == 1
+            assert "403" in told
+            cli("run", "--model", MODEL, "--yes", "Fetch again.")
+            assert "got 200" not in json.dumps(stub.requests[3].body)
+            cli("stop")
+        assert (len(allowed.requests), other.requests) == (1, [])
