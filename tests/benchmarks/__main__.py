@@ -22,6 +22,8 @@ from tests.benchmarks.agent import agent
 from tests.benchmarks.checkpoints import checkpoints
 from tests.benchmarks.peers import install_peers
 from tests.benchmarks.rows import REPEATS, Row
+from tests.benchmarks.sandbox import PEERS as SANDBOX_PEERS
+from tests.benchmarks.sandbox import sandbox
 from tests.benchmarks.transcripts import transcripts
 from tests.benchmarks.vfs import PEERS as VFS_PEERS
 from tests.benchmarks.vfs import vfs
@@ -96,55 +98,13 @@ def container(*options: str) -> Iterator[str]:
 
 
 def warm() -> Iterator[Row]:
-    """A command in a warm sandbox, against `docker exec`."""
+    """A command in a warm sandbox as a whole process, against `docker exec`."""
     with scratch() as repository, container() as name:
-        run(sys.executable, "-m", "workbench", "exec", "-w", str(repository), "--", "true")
-
-        async def through_api() -> tuple[float, float]:
-            async with Workspace.open(repository) as workspace:
-                client = await KeeperClient.connect(workspace.overlay_path)
-                assert client is not None
-                async with client:
-                    times = []
-                    for _ in range(REPEATS * 4):
-                        start = time.perf_counter()
-                        await client.run(Command(("true",)))
-                        times.append((time.perf_counter() - start) * 1000)
-                    return statistics.median(times), 0
-
-        ours, _ = anyio.run(through_api)
         executable = str(Path(sys.executable).with_name("workbench"))
-        whole, theirs = paired(
-            lambda: run(executable, "exec", "-w", str(repository), "--", "true"),
-            lambda: run("docker", "exec", name, "true"),
-        )
-        yield Row("a command in a warm sandbox, API", ours, "docker exec, command line", theirs)
+        ours = (executable, "exec", "-w", str(repository), "--", "true")
+        run(*ours)
+        whole, theirs = paired(lambda: run(*ours), lambda: run("docker", "exec", name, "true"))
         yield Row("workbench exec -- true, warm, whole process", whole, "docker exec, command line", theirs)
-
-
-def cold() -> Iterator[Row]:
-    """From nothing to the first answer, against `docker run`."""
-    with scratch() as repository:
-
-        async def start() -> None:
-            async with Workspace.open(repository) as workspace:
-                await workspace.exec(Command(("true",)))
-
-        def stop() -> None:
-            anyio.run(_stop, repository)
-
-        anyio.run(start)
-        ours, theirs = [], []
-        for _ in range(REPEATS):
-            stop()
-            begin = time.perf_counter()
-            anyio.run(start)
-            ours.append((time.perf_counter() - begin) * 1000)
-            begin = time.perf_counter()
-            run("docker", "run", "--rm", "--network", "none", images.DEFAULT, "true")
-            theirs.append((time.perf_counter() - begin) * 1000)
-        yield Row("sandbox from nothing to first answer", statistics.median(ours), "docker run --rm IMAGE true",
-                  statistics.median(theirs))  # fmt: skip
 
 
 def open_session() -> Iterator[Row]:
@@ -210,7 +170,7 @@ def commits() -> Iterator[Row]:
 
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "warm": warm,
-    "cold": cold,
+    "sandbox": sandbox,
     "open": open_session,
     "inside": inside,
     "vfs": vfs,
@@ -220,7 +180,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "commits": commits,
     "transcripts": transcripts,
 }
-PEERS = {"vfs": VFS_PEERS, "agent": AGENT_PEERS}
+PEERS = {"vfs": VFS_PEERS, "agent": AGENT_PEERS, "sandbox": SANDBOX_PEERS}
 
 
 def main() -> None:

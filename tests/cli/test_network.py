@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,6 +21,7 @@ import trustme
 from tests.cli.conftest import Prompt
 from tests.cli.terminals import terminal
 from tests.conftest import git_in
+from tests.needed import need_program
 from tests.sandbox.egress.conftest import tls
 from tests.sandbox.egress.servers import HOST, Server, serving
 from tests.waiting import wait_until
@@ -250,3 +254,84 @@ def test_nobody_is_asked_for_a_command_in_the_background(prompt: Prompt, server:
     logs = prompt("logs", "-f", os.fsdecode(name), code=None)
     assert b"403" in logs.stdout + logs.stderr
     assert server.requests == []
+
+
+def test_git_clones_by_https_through_the_proxy_and_checks_the_certificate(
+    prompt: Prompt, files: tuple[str, Path], tmp_path: Path
+) -> None:
+    _, directory = files
+    source = tmp_path / "source"
+    source.mkdir()
+    git = git_in(source)
+    git("init", "-q", "-b", "main")
+    (source / "file").write_text("by https\n")
+    git("add", "-A")
+    git("commit", "-q", "-m", "first")
+    git("clone", "-q", "--bare", str(source), str(directory / "project.git"))
+    git_in(directory / "project.git")("update-server-info")
+    authority = trustme.CA()
+    (prompt.workspace / "authority.pem").write_bytes(authority.cert_pem.bytes())
+    one = ThreadingHTTPServer((HOST, 0), partial(Quiet, directory=str(directory)))
+    one.socket = tls(authority, HOST).wrap_socket(one.socket, server_side=True)
+    with serving(one):
+        place = f"{HOST}:{one.server_address[1]}"
+        clone = f"rm -rf /tmp/https; git clone -q https://{place}/project.git /tmp/https && cat /tmp/https/file"
+        trusting = ("-e", "GIT_SSL_CAINFO=authority.pem")
+        assert prompt("exec", *trusting, "--allow-host", place, "--", "sh", "-c", clone).stdout == b"by https\n"
+        assert b"certificate" in prompt("exec", "--allow-host", place, "--", "sh", "-c", clone, code=128).stderr
+        assert (
+            b"403" in prompt("exec", *trusting, "--allow-host", f"{HOST}:1", "--", "sh", "-c", clone, code=128).stderr
+        )
+
+
+def test_npm_installs_from_a_registry_through_the_proxy(prompt: Prompt, files: tuple[str, Path]) -> None:
+    need_program("npm")
+    need_program("bwrap")
+    place, directory = files
+    content = {"package.json": b'{"name": "tiny", "version": "1.0.0"}', "index.js": b"module.exports = 42\n"}
+    with tarfile.open(directory / "tiny-1.0.0.tgz", "w:gz") as archive:
+        for name, data in content.items():
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    digest = hashlib.sha1((directory / "tiny-1.0.0.tgz").read_bytes(), usedforsecurity=False).hexdigest()
+    dist = {"tarball": f"http://{place}/tiny-1.0.0.tgz", "shasum": digest}
+    version = {"name": "tiny", "version": "1.0.0", "dist": dist}
+    document = {"name": "tiny", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
+    (directory / "tiny").write_text(json.dumps(document))
+    install = f"npm install --silent --no-audit --no-fund --registry http://{place}/ --prefix /tmp/npm tiny"
+    # Its programs are this machine's own.
+    where = ("--backend", "namespace", "--session", "npm", "-q")
+    script = f"{install} && node -p \"require('/tmp/npm/node_modules/tiny')\""
+    assert prompt("exec", *where, "--allow-host", place, "--", "sh", "-c", script).stdout.endswith(b"42\n")
+    refused = f"rm -rf /tmp/npm ~/.npm; {install} --fetch-retries 0"
+    assert prompt("exec", *where, "--allow-host", f"{HOST}:1", "--", "sh", "-c", refused, code=None).returncode != 0
+    prompt("stop", "--session", "npm")
+
+
+def test_apt_fetches_from_a_repository_through_the_proxy(
+    prompt: Prompt, files: tuple[str, Path], tmp_path: Path
+) -> None:
+    need_program("dpkg-deb")
+    place, directory = files
+    control = tmp_path / "tiny" / "DEBIAN"
+    control.mkdir(parents=True)
+    fields = "Package: tiny\nVersion: 1.0\nArchitecture: all\nMaintainer: A <a@example.com>\nDescription: tiny\n"
+    (control / "control").write_text(fields)
+    subprocess.run(["dpkg-deb", "--build", control.parent, directory / "tiny.deb"], check=True, capture_output=True)
+    data = (directory / "tiny.deb").read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    (directory / "Packages").write_text(f"{fields}Filename: ./tiny.deb\nSize: {len(data)}\nSHA256: {digest}\n")
+    lines = (
+        "set -e; rm -rf /tmp/apt; mkdir -p /tmp/apt/lists/partial /tmp/apt/cache/archives/partial /tmp/apt/parts; cd /tmp/apt",
+        f"echo 'deb [trusted=yes] http://{place}/ ./' >sources.list; touch status",
+        "o='-qq -o Dir::Etc::SourceList=/tmp/apt/sources.list -o Dir::Etc::SourceParts=/tmp/apt/parts'",
+        'o="$o -o Dir::State::Lists=/tmp/apt/lists -o Dir::State::Status=/tmp/apt/status -o Dir::Cache=/tmp/apt/cache"',
+        'o="$o -o Debug::NoLocking=true -o Acquire::Retries=0 -o APT::Sandbox::User=root"',
+        "apt-get $o update; apt-get $o download tiny; ls *.deb",
+    )
+    fetch = ("sh", "-c", "\n".join(lines))
+    assert prompt("exec", "-q", "--allow-host", place, "--", *fetch).stdout.endswith(b"tiny_1.0_all.deb\n")
+    refused = prompt("exec", "-q", "--allow-host", f"{HOST}:1", "--", *fetch, code=None)
+    assert refused.returncode != 0
+    assert b"403" in refused.stdout + refused.stderr

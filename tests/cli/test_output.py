@@ -145,7 +145,8 @@ def test_status_says_what_there_is_and_what_to_do_next(odd: Prompt) -> None:
 def test_without_a_command_the_status_is_shown(odd: Prompt) -> None:
     argv = [sys.executable, "-m", "workbench"]
     shown = subprocess.run(argv, cwd=odd.workspace, env=odd.environment, capture_output=True, check=True)
-    assert shown.stdout == odd("status").stdout
+    named = subprocess.run([*argv, "status"], cwd=odd.workspace, env=odd.environment, capture_output=True, check=True)
+    assert shown.stdout == named.stdout
     elsewhere = {**odd.environment, "WORKBENCH_SESSION": "another"}
     shown = subprocess.run(argv, cwd=odd.workspace, env=elsewhere, capture_output=True, check=True)
     assert b"another" in shown.stdout

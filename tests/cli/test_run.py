@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.terminals import terminal
 from tests.conftest import ROOT, Cli
+from tests.sandbox.egress.servers import Server, serving
 from tests.waiting import wait_until
 from workbench.checkpoints import upkeep
 from workbench.testing import StubCall, StubModelServer, StubReply
@@ -67,7 +68,7 @@ def test_after_a_run_its_changes_are_counted_and_the_next_step_names_its_session
     with StubModelServer(FIX, DONE, FIX) as stub:
         configured(stub)
         done = cli("run", "--session", "other", "--model", MODEL, "Make the test pass.", code=7)
-        assert b"1 file changed: workbench review --session other\n" in done.stderr
+        assert f"1 file changed: workbench review -w {project} --session other\n" in done.stderr.decode()
         (listed,) = json.loads(cli("sessions", "--json").stdout)["sessions"]
         assert (listed["session"], listed["changes"]) == ("other", 1)
         cli("discard", "--yes", "--session", "other")
@@ -347,3 +348,39 @@ def test_instructions_in_a_file_cannot_exceed_what_the_session_may(
         name for name in os.listdir(project / ".git" / "hooks") if name.endswith(".sample")
     )
     assert not (project / "link").exists()
+
+
+def test_somebody_at_a_terminal_sees_that_the_model_is_waited_for(project: Path, configured: Any) -> None:
+    with StubModelServer(StubReply(text="a long answer", hold_after=0)) as stub:
+        configured(stub)
+        argv = [sys.executable, "-m", "workbench", "run", "-w", str(project), "--model", MODEL, "Do it."]
+        with terminal(argv, cwd=ROOT) as shown:
+            shown.expect(b"waiting for the model")
+            stub.release()
+            # It's gone where the answer begins.
+            shown.expect(rb"\x1b\[2Ka long answer")
+            assert shown.wait() == 0
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False)
+        assert b"waiting" not in done.stderr
+
+
+def test_a_run_reaches_the_hosts_that_it_was_allowed_and_no_others(
+    engine: None, project: Path, configured: Any
+) -> None:
+    fetch = "import sys, urllib.request as u; print('got', u.urlopen(sys.argv[1]).status)"
+    with serving(Server()) as allowed, serving(Server("127.0.0.3")) as other:
+        calls = [
+            StubCall("shell", {"command": f'python3 -c "{fetch}" http://{server.place}/'})
+            for server in (allowed, other)
+        ]
+        with StubModelServer(StubReply(calls=calls), DONE, StubReply(calls=calls), DONE) as stub:
+            configured(stub)
+            cli = Cli(project)
+            cli("run", "--model", MODEL, "--yes", "--allow-host", allowed.place, "Fetch.")
+            told = json.dumps(stub.requests[1].body)
+            assert told.count("got 200") == 1
+            assert "403" in told
+            cli("run", "--model", MODEL, "--yes", "Fetch again.")
+            assert "got 200" not in json.dumps(stub.requests[3].body)
+            cli("stop")
+        assert (len(allowed.requests), other.requests) == (1, [])

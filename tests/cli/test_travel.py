@@ -107,9 +107,9 @@ def test_what_is_said_to_take_a_redo_back_does(prompt: Prompt) -> None:
     said = prompt("discard").stderr.decode()
     assert "; `workbench redo` takes that back" in said
     said = prompt("redo").stderr.decode()
-    *words, last = said.partition("; `workbench ")[2].partition("` takes that back")[0].split()
-    assert words == ["rewind"]
-    prompt("rewind", last)
+    command, message_id, *_ = said.partition("; `workbench ")[2].partition("` takes that back")[0].split()
+    assert command == "rewind"
+    prompt("rewind", message_id)
     assert prompt("diff").stdout == b""
 
 
@@ -119,7 +119,7 @@ def test_what_is_said_to_do_next_is_about_the_session_it_is_said_of(
     """For a process that keeps the sandbox warm as for one that starts it, and for each command that says what to do."""
     for _ in range(2):
         done = prompt("exec", "--session", "other", "--", "sh", "-c", "echo x >> a; echo y > b")
-        assert b"2 files changed: workbench review --session other\n" in done.stderr
+        assert f"2 files changed: workbench review -w {prompt.workspace} --session other\n" in done.stderr.decode()
     said = [
         prompt("checkpoint", "here", "--session", "other").stderr,
         prompt("status", "--session", "other").stdout,
@@ -134,7 +134,7 @@ def test_what_is_said_to_do_next_is_about_the_session_it_is_said_of(
         assert all("--session other" in line for line in commands), text
     # Where the name needn't be typed, it isn't said.
     monkeypatch.setenv("WORKBENCH_SESSION", "other")
-    assert b"changed: workbench review\n" in prompt("exec", "--", "true").stderr
+    assert f"changed: workbench review -w {prompt.workspace}\n" in prompt("exec", "--", "true").stderr.decode()
 
 
 def test_some_changes_are_discarded_and_taken_back(prompt: Prompt) -> None:

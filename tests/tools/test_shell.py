@@ -58,6 +58,8 @@ async def test_a_command_in_the_background_is_read_and_ended(call: Called) -> No
     assert "SIGTERM" in await call("read_output", job=job, stop=True)
     assert "exit code" in await call("read_output", job=job)
     assert "no command" in await call.refused("read_output", job="none")
+    # What it may do next is what it can do: commands of ours are for people.
+    assert "workbench" not in await call.refused("read_output", job="none")
 
 
 async def test_finish_ends_the_run_with_its_summary(call: Called) -> None:

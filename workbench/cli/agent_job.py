@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,7 +15,7 @@ from workbench.agent.options import SessionOptions
 from workbench.agent.permissions import ApprovalHandler, PermissionRules
 from workbench.agent.settings import load
 from workbench.agent.workspace_session import WorkspaceSession
-from workbench.cli import output
+from workbench.cli import output, terminal
 from workbench.cli.approving import Approver, approve_all
 from workbench.cli.conversation import Conversation, how_it_ended
 from workbench.cli.failure import EXIT_CHECK, EXIT_CONFLICT, EXIT_ERROR
@@ -87,7 +86,8 @@ class Job:
         if not name:
             raise OptionsError(
                 "No model is named.",
-                hint="Give --model PROVIDER/NAME, or set WORKBENCH_MODEL; workbench models lists what is configured.",
+                hint="Give --model PROVIDER/NAME, set WORKBENCH_MODEL, or write `model` below [agent] into your config.toml; "
+                "`workbench models` lists what is configured.",
             )
         return resolve(name, key_command=self.wishes.key_command)
 
@@ -121,16 +121,17 @@ class Job:
         return Approver(workspace, self._rules, lasting="the rest of the run", tag=tag, asking=self._asking)
 
     async def _follow(self, workspace: Workspace, session: WorkspaceSession, log: IO[str] | None) -> int:
-        conversation = Conversation(quiet=self.context.quiet)
+        conversation = Conversation(quiet=self.context.quiet or self.context.json)
         async with await session.run(self.wishes.task) as run, anyio.create_task_group() as group:
             group.start_soon(cancel_on_interrupt, run.cancel)
-            async for event in run:
-                if log is not None and event.type != "thinking":
-                    print(event.model_dump_json(), file=log, flush=True)
-                if self.context.json:
-                    output.write_json(event)
-                else:
-                    conversation.show(event)
+            with conversation:
+                async for event in run:
+                    if log is not None and event.type != "thinking":
+                        print(event.model_dump_json(), file=log, flush=True)
+                    if self.context.json:
+                        output.write_json(event)
+                    else:
+                        conversation.show(event)
             group.cancel_scope.cancel()
         try:
             result = await run.result()
@@ -200,16 +201,17 @@ class Job:
         self, workspace: Workspace, ok: bool, *, passed: str = ""
     ) -> tuple[int, str, WorkbenchError | None]:
         """The exit code, what landed, and why it doesn't land by itself; `passed` is the digest of what passed the check."""
-        report: Callable[[str], None] = (lambda _: None) if self.context.quiet else output.say
         try:
             if self.wishes.commit is Mode.SUCCESS and ok:
                 landed = await workspace.land_by_itself(
-                    self.check, on_stdout=_to_stderr, on_stderr=_to_stderr, report=report, passed=passed
+                    self.check, on_stdout=_to_stderr, on_stderr=_to_stderr, report=self.context.report, passed=passed
                 )
                 return 0, landed.committed.commit_id if landed is not None else "", None
             if self.check is not None and not passed:
                 digest = workspace.reviewed(await workspace.changes())
-                await workspace.check(digest, self.check, on_stdout=_to_stderr, on_stderr=_to_stderr, report=report)
+                await workspace.check(
+                    digest, self.check, on_stdout=_to_stderr, on_stderr=_to_stderr, report=self.context.report
+                )
         except WorkbenchError as error:
             if error.code == "check_failed":
                 return EXIT_CHECK, "", error
@@ -227,11 +229,7 @@ class Job:
 
 async def cancel_on_interrupt(cancel: Callable[[], object]) -> None:
     """Call `cancel` at each ^C, and when the process is to end or its terminal is closed; until it's cancelled itself."""
-    wanted = [signal.SIGINT, signal.SIGTERM]
-    # Under nohup it outlives its terminal.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        wanted.append(signal.SIGHUP)
-    with anyio.open_signal_receiver(*wanted) as signals:
+    with anyio.open_signal_receiver(*terminal.ending_signals()) as signals:
         async for _ in signals:
             cancel()
 

@@ -94,7 +94,8 @@ async def _show(context: Context) -> None:
         )
         output.write_json(AttemptsReport(session=context.session, groups=told))
     elif not groups:
-        output.say("there are no attempts: workbench run --attempts N TASK makes some")
+        run = output.command("run --attempts N TASK", context.session)
+        output.say(f"there are no attempts: {run} makes some")
     else:
         print_table(groups, running=running, file=sys.stdout)
 

@@ -142,7 +142,7 @@ class AttemptsJob:
         if found is None:
             output.say(f"{'cancelled' if self._is_cancelled else 'none of them is good enough'}: {_others(name)}")
         elif not is_taken:
-            output.say(f"attempt {found.number} is the best: workbench review --session {found.session}")
+            output.say(f"attempt {found.number} is the best: {output.command('review', found.session)}")
         elif commit_id:
             checked = "after the check passed" if found.check is CheckResult.PASSED else "without a check"
             output.say(f"attempt {found.number} landed {checked}, as commit {commit_id}")

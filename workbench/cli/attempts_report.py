@@ -67,7 +67,7 @@ def _row(report: AttemptReport) -> tuple[str, ...]:
         "-" if report.check is CheckResult.NONE else report.check.value,
         f"{report.files:,}",
         f"+{report.added:,} -{report.deleted:,}",
-        f"${cost:.4f}" if cost is not None else "-",
+        output.dollars(cost) if cost is not None else "-",
         age(int(report.age_s * 1e9)),
     )
 

@@ -104,7 +104,7 @@ class Chat:
         # What is typed meanwhile is for the next line, and isn't shown in the midst of the reply.
         with terminal.echo(sys.stdin.fileno(), False):
             async with await session.run(text) as run:
-                with self._interrupts.to(run.cancel):
+                with self._interrupts.to(run.cancel), conversation:
                     async for event in run:
                         self._calls.note(event)
                         conversation.show(event)

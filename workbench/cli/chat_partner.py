@@ -36,7 +36,9 @@ class Partner:
         if self._session is None:
             if not self.name:
                 raise OptionsError(
-                    "No model is named.", hint="Say /model PROVIDER/NAME; `workbench models` lists what is configured."
+                    "No model is named.",
+                    hint="Say /model PROVIDER/NAME, or write `model` below [agent] into your config.toml; `workbench models` "
+                    "lists what is configured.",
                 )
             async with AsyncExitStack() as stack:
                 model = await stack.enter_async_context(resolve(self.name, key_command=self._key_of(self.name)))

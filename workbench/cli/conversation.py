@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
 
 from workbench.cli import output
 from workbench.protocol.events import RunEvent
@@ -14,6 +18,7 @@ from workbench.protocol.runs import EndReason, RunResult
 _CALL_CHARACTERS = 100
 _RESULT_LINES = 3
 _KEPT_CALLS = 100
+_SHOWN = ("text", "thinking", "tool_call", "tool_result", "tool.progress", "notice", "error", "end")
 _HOW = {
     EndReason.STOP: "done",
     EndReason.MAX_TURNS: "stopped at the limit of turns",
@@ -24,15 +29,35 @@ _HOW = {
 
 
 class Conversation:
-    """Shows events one by one; control characters of a model's or a tool's are made visible."""
+    """Shows events one by one; control characters of a model's or a tool's are made visible.
+
+    Entering it shows, where stderr is a terminal, that the model is waited for, until there is something else to show.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
+        self._waiting: Status | None = None
         self._in_line = False
         self._thinking = False
 
+    def __enter__(self) -> Self:
+        if not self._quiet and sys.stderr.isatty():
+            self._waiting = Console(stderr=True, highlight=False).status("waiting for the model", spinner="line")
+            self._waiting.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.stop()
+            self._waiting = None
+
     def show(self, event: RunEvent) -> None:
         """What an event says, in its place."""
+        if event.type in _SHOWN:
+            self._stop_waiting()
         match event.type:
             case "text":
                 self._end_thinking()
@@ -152,7 +177,7 @@ def resulted(result: ToolResult) -> str:
 def spent(usage: Usage, turns: int) -> str:
     """`3 turns, 12,345 tokens, $0.0123`; a cost only where it's known."""
     tokens = output.count(usage.input_tokens + usage.output_tokens, "token")
-    cost = f", ${usage.cost_usd:.4f}" if usage.cost_usd is not None else ""
+    cost = f", {output.dollars(usage.cost_usd)}" if usage.cost_usd is not None else ""
     return f"{output.count(turns, 'turn')}, {tokens}{cost}"
 
 

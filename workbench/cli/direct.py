@@ -29,7 +29,6 @@ _END_SECONDS = 20.0
 _READ_SIZE = 256 << 10
 _CREDENTIALS = struct.Struct("3i")
 _RUN, _STOP, _INFO = 1, 2, 3
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Keeper:
@@ -257,7 +256,7 @@ def _ended_by(number: signal.Signals) -> CommandResult:
 def _signals() -> Iterator[int]:
     """A descriptor from which the numbers of signals that arrive can be read."""
     ours, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    handlers = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    handlers = {number: signal.signal(number, lambda *_: None) for number in terminal.ending_signals()}
     before = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     try:
         yield ours

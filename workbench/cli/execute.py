@@ -249,8 +249,7 @@ def run_command(
 
 
 async def _start(context: Context, options: SandboxOptions, command: Command, *, checkpoint: bool) -> int:
-    report = (lambda _: None) if context.quiet else output.say
-    async with context.open(options) as workspace, await workspace.sandbox(report) as client:
+    async with context.open(options) as workspace, await workspace.sandbox(context.report) as client:
         if checkpoint:
             await job.kept_before(workspace.keep_before_command, workspace.overlay_path)
         located = await _located(client, workspace, command)
@@ -279,11 +278,10 @@ async def to_its_end(
     land: _Land | None = None,
 ) -> int:
     """Run a command with all that belongs to it; the exit code. `name` is what the log calls it, else its words."""
-    report = (lambda _: None) if context.quiet else output.say
     async with context.open(options) as workspace:
         questions = network.Questions()
         ask, keys = (questions.ask, questions.keys) if options.egress.ask else (None, None)
-        async with await workspace.sandbox(report) as client:
+        async with await workspace.sandbox(context.report) as client:
             before = warm.NOTHING
             if checkpoint:
                 before = await job.kept_before(workspace.keep_before_command, workspace.overlay_path)
@@ -307,10 +305,9 @@ async def to_its_end(
 
 async def _land(context: Context, check: Command | None, workspace: Workspace) -> Landed | WorkbenchError | None:
     """Land all there is, or say why it waits; the command has run, whatever becomes of that."""
-    report = (lambda _: None) if context.quiet else output.say
     try:
         with terminal.writer(2) as write:
-            landed = await workspace.land_by_itself(check, on_stdout=write, on_stderr=write, report=report)
+            landed = await workspace.land_by_itself(check, on_stdout=write, on_stderr=write, report=context.report)
     except WorkbenchError as error:
         if not context.json:
             output.error(error, as_json=False)
@@ -335,9 +332,8 @@ def refresh(
 
 
 async def _refresh(context: Context, stop: bool) -> None:
-    report = (lambda _: None) if context.quiet else output.say
     async with context.open() as workspace:
-        ended = await workspace.refresh(force=stop, report=report)
+        ended = await workspace.refresh(force=stop, report=context.report)
     _say_stopped(context, ended, "mounted anew")
 
 

@@ -166,4 +166,4 @@ def _say(report: ImportReport) -> None:
         output.say(f"session {report.session} would have {messages}")
         return
     made = f"session {report.session}: {messages}, {output.count(report.checkpoints, 'checkpoint')}"
-    output.say(f"{made}; workbench log --session {report.session}")
+    output.say(f"{made}; {output.command('log', report.session)}")

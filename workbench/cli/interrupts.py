@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from workbench.cli import terminal
+
 Cancel = Callable[[], object]
 
 
@@ -35,11 +37,10 @@ class Interrupts:
             if self._cancel is not None:
                 self._cancel()
 
-        before = {
-            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: _soon(loop, interrupted)),
-            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: _soon(loop, lambda: ended(signal.SIGTERM))),
-            signal.SIGHUP: signal.signal(signal.SIGHUP, lambda *_: _soon(loop, lambda: ended(signal.SIGHUP))),
-        }
+        def heed(number: int, _frame: object) -> None:
+            _soon(loop, interrupted if number == signal.SIGINT else lambda: ended(number))
+
+        before = {number: signal.signal(number, heed) for number in terminal.ending_signals()}
         try:
             yield
         finally:

@@ -120,7 +120,7 @@ async def _pass_signals(
     client: KeeperClient, job: Job, waiting: anyio.CancelScope, asked: list[signal.Signals]
 ) -> None:
     """^C goes to the command; a second one, and a SIGTERM, end it; the second ^C the sandbox as well."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+    with anyio.open_signal_receiver(*terminal.ending_signals()) as signals:
         async for number in signals:
             asked.append(number)
             if number != signal.SIGINT:

@@ -178,7 +178,8 @@ async def _attach(context: Context, name: str, with_stdin: bool) -> int:
     if result is not None:
         return exit_code(result)
     if not context.quiet:
-        output.say(f"left {job.id}, which goes on: workbench attach {job.id}, workbench kill {job.id}")
+        attach, kill = (output.command(f"{words} {job.id}", context.session) for words in ("attach", "kill"))
+        output.say(f"left {job.id}, which goes on: {attach}, {kill}")
     return 0
 
 
@@ -192,7 +193,7 @@ async def _known(client: KeeperClient, name: str) -> JobFacts:
 
 
 async def _leave_on_signals(attached: AttachedJob) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+    with anyio.open_signal_receiver(*terminal.ending_signals()) as signals:
         async for _ in signals:
             await attached.detach()
 

@@ -213,7 +213,8 @@ async def _diff(
                 pass
             elif only:
                 number = output.count(len(changes.shown), "change")
-                output.say(f"showed {len(shown):,} of {number}: a commit lands all that a full `workbench diff` showed")
+                whole = output.command("diff", workspace.session)
+                output.say(f"showed {len(shown):,} of {number}: a commit lands all that a full `{whole}` showed")
             elif changes.changes and not conflicting:
                 _say_how_to_land(changes, workspace.session)
         return bool(shown)

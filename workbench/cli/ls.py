@@ -56,7 +56,8 @@ async def _ls(context: Context, path: str, long: bool, everything: bool) -> None
         at = inside(workspace.root, path)
         entries, is_stale = await workspace.listing(at, everything=everything)
     if is_stale:
-        output.say("the real workspace changed under the sandbox, which may still show the old: workbench refresh")
+        refresh = output.command("refresh", context.session)
+        output.say(f"the real workspace changed under the sandbox, which may still show the old: {refresh}")
     if context.json:
         output.write_json(_report(at, entries))
     elif long:

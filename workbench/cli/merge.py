@@ -66,6 +66,9 @@ async def _merge(context: Context, ours: list[str], theirs: list[str], stop: boo
             output.say(f"CONFLICT {output.path(path)} ({why}): say --ours or --theirs, or put it back as it was")
         if not context.quiet:
             say_ended(ended)
+            if not (done.merged or done.taken or done.unmerged):
+                output.say("there is nothing to merge")
+                return False
             clean = len(done.merged) - len(done.marked)
             output.say(f"{output.count(clean, 'file')} merged, {len(done.taken)} taken as they are on one side")
     return bool(done.marked or done.unmerged)

@@ -174,13 +174,24 @@ class Context:
     json: bool = False
     quiet: bool = False
 
+    def __post_init__(self) -> None:
+        output.about(self.workspace, self.session)
+
+    def report(self, sentence: str) -> None:
+        """Say a sentence of the library's on how it goes on, unless only results are wanted."""
+        if not self.quiet:
+            output.say(output.typed(sentence))
+
     def open(self, options: SandboxOptions | None = None) -> Workspace:
         """Open the workspace, and say what a crash had left to put right."""
         opened = Workspace.open(
-            workspace_path(self.workspace), session=self.session, options=options, report=output.say
+            workspace_path(self.workspace),
+            session=self.session,
+            options=options,
+            report=lambda sentence: output.say(output.typed(sentence)),
         )
         for sentence in opened.recovered:
-            output.say(sentence)
+            output.say(output.typed(sentence))
         return opened
 
 

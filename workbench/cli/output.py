@@ -36,6 +36,14 @@ class _Visible(dict[int, str | int]):
 _ASCII = {code: f"^{chr(code ^ 64)}" for code in (*range(32), 127)} | {code: code for code in (9, 10, *range(32, 127))}
 _VISIBLE = _Visible(_ASCII)
 
+# A command that is about one session of one workspace, in a sentence that doesn't say yet which.
+_ABOUT_A_SESSION = (
+    r"\bworkbench (attempts (?:take|drop)|attempts|attach|chat|checkpoint|commit|diff|discard|exec|fork|kill|log|logs|ls"
+    r"|merge|port|ps|redo|refresh|revert|review|rewind|run|shell|status|stop|wait|wrap)\b(?![^`'\"]* (?:-w|--session)\b)"
+)
+_given: dict[str, str] = {}
+"""The options of this call that a command needs, too, to be about the same: there is one call in a process."""
+
 
 def colours(stream: object = None) -> bool:
     """Whether to use colours: on a terminal, and not against NO_COLOR."""
@@ -70,10 +78,11 @@ def say(sentence: str) -> None:
 
 def error(error: WorkbenchError, *, as_json: bool) -> None:
     """An error: on stderr for people, as an object on stdout for programs."""
+    hint = error.hint and typed(error.hint)
     if as_json:
         from workbench.protocol.reports import ErrorReport, PathReport
 
-        fields = {"code": error.code, "message": error.message, "hint": error.hint}
+        fields = {"code": error.code, "message": error.message, "hint": hint}
         about = error.paths if isinstance(error, CommitError) else ()
         write_json(ErrorReport(error=fields, paths=tuple(map(PathReport.of, about))))
         return
@@ -82,8 +91,8 @@ def error(error: WorkbenchError, *, as_json: bool) -> None:
     if isinstance(error, CommitError):
         for named in error.paths:
             print(f"  {path(named)}", file=sys.stderr)
-    if error.hint:
-        print(f"  {_visible(error.hint)}", file=sys.stderr)
+    if hint:
+        print(f"  {_visible(hint)}", file=sys.stderr)
 
 
 def text(said: str) -> str:
@@ -161,10 +170,45 @@ def bold(line: str) -> str:
     return f"{_BOLD}{line}{_RESET}" if colours() else line
 
 
+def about(workspace: str | None, session: str) -> None:
+    """Say what this call is about: the directory that it was given, where it was, and the session."""
+    _given.clear()
+    if workspace is not None:
+        _given["-w"] = _quoted(workspace)
+    # Without its name, it would be about the one that is meant by itself.
+    if session != _session_by_itself():
+        _given["--session"] = _quoted(session)
+
+
 def command(words: str, session: str) -> str:
-    """A command of ours, as it's typed for a session: without its name, it would be about the one that is meant by itself."""
-    by_itself = os.environ.get("WORKBENCH_SESSION") or "default"
-    return f"workbench {words}" if session == by_itself else f"workbench {words} --session {session}"
+    """A command of ours, as it's typed where this one was, for a session of the same workspace."""
+    options = {name: value for name, value in _given.items() if name != "--session"}
+    if session != _session_by_itself():
+        options["--session"] = _quoted(session)
+    return " ".join(("workbench", words, *(f"{name} {value}" for name, value in options.items())))
+
+
+def typed(sentence: str) -> str:
+    """A sentence whose commands, such as `workbench diff`, are about what this call is about, when they are typed."""
+    import re
+
+    options = "".join(f" {name} {value}" for name, value in _given.items())
+    return re.sub(_ABOUT_A_SESSION, lambda found: found[0] + options, sentence)
+
+
+def _quoted(word: str) -> str:
+    import shlex  # not needed where nothing was said
+
+    return shlex.quote(word)
+
+
+def _session_by_itself() -> str:
+    return os.environ.get("WORKBENCH_SESSION") or "default"
+
+
+def dollars(amount: float) -> str:
+    """`$0.0123`; what is too little to be seen so is said to be less."""
+    return "<$0.0001" if 0 < amount < 0.00005 else f"${amount:,.4f}"
 
 
 def count(number: int, noun: str) -> str:

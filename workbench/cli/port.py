@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Annotated
 
 import anyio
 import typer
 
-from workbench.cli import output
+from workbench.cli import terminal
 from workbench.cli.options import Context, QuietOption, SessionOption, WorkspaceOption, run
 from workbench.errors import OptionsError
 from workbench.sandbox import ports
@@ -33,26 +32,25 @@ def port(
 
 async def _port(context: Context, number: int, to: str) -> None:
     here = _port_here(to) if to else number
-    report = (lambda _: None) if context.quiet else output.say
 
     def ready(listening: int) -> None:
         print(f"{ports.ADDRESS}:{listening}", flush=True)
-        report(f"port {number} of the sandbox, until ^C")
+        context.report(f"port {number} of the sandbox, until ^C")
 
-    async with context.open() as workspace, await workspace.sandbox(report) as client:
+    async with context.open() as workspace, await workspace.sandbox(context.report) as client:
         failed: list[Exception] = []
         async with anyio.create_task_group() as group:
 
             async def forward() -> None:
                 # Carried out of the group by hand: one error, not a group of them.
                 try:
-                    await ports.forward(client, number, to=here, ready=ready, report=report)
+                    await ports.forward(client, number, to=here, ready=ready, report=context.report)
                 except Exception as error:  # noqa: BLE001  raised again below
                     failed.append(error)
                 group.cancel_scope.cancel()
 
             group.start_soon(forward)
-            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            with anyio.open_signal_receiver(*terminal.ending_signals()) as signals:
                 async for _ in signals:
                     group.cancel_scope.cancel()
     if failed:

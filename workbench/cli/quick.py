@@ -7,6 +7,7 @@ sure of, is left to the full one.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import signal
@@ -47,8 +48,9 @@ def run(arguments: list[str]) -> int | None:
     overlay = warm.find_overlay(root, wanted.session)
     if overlay is None:
         return None
-    from workbench.cli import asked
+    from workbench.cli import asked, output
 
+    output.about(wanted.workspace, wanted.session)
     command = asked.command(wanted.argv, with_tty=asked.wants_tty(wanted.tty))
     try:
         if command.tty:
@@ -57,7 +59,7 @@ def run(arguments: list[str]) -> int | None:
             return anyio.run(_run_with_tty, wanted, command, overlay, root)
         return _run(wanted, command, overlay, root)
     except Exception as raised:
-        from workbench.cli import failure, output
+        from workbench.cli import failure
 
         error = failure.find_error(raised)
         if error is None:
@@ -167,10 +169,11 @@ def prepare_streams() -> None:
     """Make the three standard streams such that writing to them never fails for want of one.
 
     Where this process was started with one closed, it becomes the null device: else the next file that is opened would
-    take its place. What a stream's encoding has no character for is escaped.
+    take its place. So does a standard input that can't be read, as nohup(1) gives one. What a stream's encoding has no
+    character for is escaped.
     """
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is None:
+        if getattr(sys, name) is None or (fd == 0 and _is_for_writing(fd)):
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != fd:
                 os.dup2(opened, fd)
@@ -179,6 +182,10 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _is_for_writing(fd: int) -> bool:
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
 
 
 def main() -> None:

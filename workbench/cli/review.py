@@ -190,10 +190,9 @@ def _say_what_next(workspace: Workspace, review: Review, accepted: ChangeSet, *,
     if rejected := sum(review.verdict(change) is Verdict.REJECTED for change in shown):
         output.say(f"{output.count(rejected, 'change')} rejected")
     if comments := len(workspace.reviewing.comments.all()):
-        output.say(
-            f"{output.count(comments, 'comment')} for the agent: the next `workbench run` tells it; for another agent, "
-            "`workbench review --take-comments` prints them"
-        )
+        run, take = (output.command(words, workspace.session) for words in ("run", "review --take-comments"))
+        number = output.count(comments, "comment")
+        output.say(f"{number} for the agent: the next `{run}` tells it; for another agent, `{take}` prints them")
     if landing:
         risky = " --allow-risky" if accepted.risky else ""
         # At a terminal a commit takes what its last review accepted.

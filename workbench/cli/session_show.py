@@ -127,7 +127,7 @@ def _sandbox(session: Session) -> str:
 def _spent(usage: Usage) -> str:
     if usage.is_empty:
         return "nothing was reported"
-    cost = f", ${usage.cost_usd:,.4f}" if usage.cost_usd is not None else ""
+    cost = f", {output.dollars(usage.cost_usd)}" if usage.cost_usd is not None else ""
     return f"{output.count(usage.input_tokens, 'token')} in, {usage.output_tokens:,} out{cost}"
 
 

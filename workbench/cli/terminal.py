@@ -70,6 +70,12 @@ async def sizes(fd: int) -> AsyncIterator[tuple[int, int]]:
             yield size(fd)
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """By which a person ends what runs here: ^C, a SIGTERM, and a closed terminal, but where nohup(1) is to outlive that."""
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return tuple(number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN)
+
+
 async def stdin_bytes() -> AsyncIterator[bytes]:
     """What arrives on standard input, as it arrives, to its end."""
     import anyio

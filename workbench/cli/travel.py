@@ -168,7 +168,7 @@ async def _log(context: Context, number: int, graph: bool, steps: bool) -> None:
             for line in _lines(entry, min(width, 40), _result(entry, results), graph=graph, steps=steps):
                 print(line)
         if number and len(entries) == number:
-            print(output.dim("older ones: workbench log -n 0"))
+            print(output.dim(f"older ones: {output.command('log -n 0', workspace.session)}"))
 
 
 def _result(entry: LogEntry, results: Mapping[str, Mapping[str, str]]) -> str | None:
@@ -311,7 +311,7 @@ async def _fork(context: Context, message_id: str, step: int, name: str) -> None
     if context.json:
         output.write_json(ForkReport(session=name, message_id=message_id))
     elif not context.quiet:
-        output.say(f"session {name} starts there: workbench exec --session {name} -- COMMAND")
+        output.say(f"session {name} starts there: {output.command('exec', name)} -- COMMAND")
 
 
 def print_preview(context: Context, preview: Preview, form: str = "patch") -> None:

@@ -48,6 +48,9 @@ _ETC = (
     "timezone",
 )
 
+# The names of the caller's keys: no namespace has its own.
+_MASKED = ("/proc/keys", "/proc/key-users")
+
 
 def steps(spec: SandboxSpec) -> list[Step]:
     """The root of a sandbox."""
@@ -65,6 +68,7 @@ def steps(spec: SandboxSpec) -> list[Step]:
         ("file", f"root:x:0:\nworkbench:x:{spec.gid}:\n", "/etc/group"),
         ("file", "127.0.0.1 localhost workbench\n::1 localhost\n", "/etc/hosts"),
         ("proc", "/proc"),
+        *(("ro-bind", "/dev/null", path) for path in _MASKED if os.path.exists(path)),
         ("dev", "/dev"),
         ("tmpfs", "1777", _SHM_BYTES, "/dev/shm"),
         ("remount-ro", "/dev"),

@@ -76,12 +76,15 @@ SECCOMP_MODE_FILTER = 2
 SECCOMP_ALLOW, SECCOMP_ERRNO = 0x7FFF0000, 0x00050000
 BPF_LOAD, BPF_EQUAL, BPF_AT_LEAST, BPF_ANY_OF, BPF_RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 SECCOMP_NR, SECCOMP_ARCH, SECCOMP_ARG0 = 0, 4, 16
-IO_URING_SETUP, CLONE3 = 425, 435
 CLONE_NEWUSER = 0x10000000
 X32_BIT = 0x40000000
 SOCKET_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
 # audit, socket, socketpair, clone, unshare
 ARCHITECTURES = {"x86_64": (0xC000003E, 41, 53, 56, 272), "aarch64": (0xC00000B7, 198, 199, 220, 97)}
+UNCONFINED = {  # io_uring_setup, clone3, add_key, request_key, keyctl, bpf, perf_event_open, syslog
+    "x86_64": (425, 435, 248, 249, 250, 321, 298, 103),
+    "aarch64": (425, 435, 217, 218, 219, 280, 241, 116),
+}
 
 REPORT = struct.Struct("!ciiQQQ")
 TAKEN, STARTED, NOT_STARTED, ENDED, ALL_ENDED = b"T", b"S", b"E", b"X", b"A"
@@ -124,9 +127,10 @@ def set_name(name: bytes) -> None:
 def seccomp_program(machine: str) -> bytes:
     """The filter, as an array of `struct sock_filter`: what no namespace confines is taken away.
 
-    AF_VSOCK reaches the hypervisor from any network namespace, io_uring opens sockets without the system call, and a
-    foreign ABI has other numbers for both. In a user namespace of its own a command would have capabilities again, which
-    not every engine forbids; clone3 keeps what it asks for where no filter can look, and its callers fall back to clone.
+    AF_VSOCK reaches the hypervisor from any network namespace, io_uring opens sockets without the system call, keyrings
+    are those of whoever started us, with their tickets and keys in them, and a foreign ABI has other numbers for all. In a
+    user namespace of its own a command would have capabilities again, which not every engine forbids; clone3 keeps what it
+    asks for where no filter can look, and its callers fall back to clone.
     """
     audit, socket_number, pair_number, clone_number, unshare_number = ARCHITECTURES[machine]
     families = len(SOCKET_FAMILIES)
@@ -138,9 +142,10 @@ def seccomp_program(machine: str) -> bytes:
         (BPF_LOAD, 0, 0, SECCOMP_NR),
         (BPF_AT_LEAST, 0, 1, X32_BIT),
         no_such_call,
-        (BPF_EQUAL, 1, 0, IO_URING_SETUP),
-        (BPF_EQUAL, 0, 1, CLONE3),
-        no_such_call,
+    ]
+    for number in UNCONFINED[machine]:
+        code += [(BPF_EQUAL, 0, 1, number), no_such_call]
+    code += [
         (BPF_EQUAL, 4, 0, clone_number),
         (BPF_EQUAL, 3, 0, unshare_number),
         (BPF_EQUAL, 5, 0, socket_number),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from pydantic import Field
 
+from workbench.errors import SandboxError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.tools.base import Tool
 from workbench.tools.places import place
@@ -18,6 +21,12 @@ _SECONDS = 100
 
 _MOST_SECONDS = 3_600
 _TAIL_LINES = 200
+
+
+_HINTS = {
+    "job_not_found": "Take the id that shell gave; what an earlier sandbox ran is gone, and has to be started again.",
+    "sandbox_busy": "Wait for a command, or end one: read_output with stop.",
+}
 
 
 class Shell(Arguments):
@@ -59,22 +68,34 @@ class ShellTools:
             label=args.command,
         )
         if args.background:
-            job = await self._workspace.start_job(command)
+            with _hints_for_a_model():
+                job = await self._workspace.start_job(command)
             return f"Started in the background as {job}; read_output says how it goes."
         return told(await self._workspace.exec(command))
 
     async def read_output(self, args: ReadOutput) -> str:
         """Read the last lines of a command that was left in the background, and whether it has ended."""
-        if args.stop:
-            await self._workspace.end_job(args.job, grace_ms=2_000)
         output = bytearray()
         left_out: list[int] = []
-        async with self._workspace.attached(args.job, tail=args.lines, follow=args.stop) as job:
-            result = await job.wait(on_stdout=output.extend, on_stderr=output.extend, on_left_out=left_out.append)
+        with _hints_for_a_model():
+            if args.stop:
+                await self._workspace.end_job(args.job, grace_ms=2_000)
+            async with self._workspace.attached(args.job, tail=args.lines, follow=args.stop) as job:
+                result = await job.wait(on_stdout=output.extend, on_stderr=output.extend, on_left_out=left_out.append)
         text = shortened(output.decode(errors="replace").rstrip("\n"))
         if left_out:
             text += f"\n[{sum(left_out)} bytes of the output weren't kept]"
         return "\n".join(filter(None, (text, f"[{_ended(result) if result else 'still running'}]")))
+
+
+@contextlib.contextmanager
+def _hints_for_a_model() -> Iterator[None]:
+    """What to do next with these tools: a person's hint names commands that a model hasn't."""
+    try:
+        yield
+    except SandboxError as error:
+        error.hint = _HINTS.get(error.code, error.hint)
+        raise
 
 
 def told(result: CommandResult) -> str:

@@ -8,10 +8,12 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 HOST = "127.0.0.2"
 """Of the loopback, but none that `no_proxy` names inside."""
+
+Serving = TypeVar("Serving", bound=http.server.HTTPServer)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -119,7 +121,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(server: Server) -> Iterator[Server]:
+def serving(server: Serving) -> Iterator[Serving]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -1,0 +1,20 @@
+"""The benchmark of sandboxes measures what it says, with few commands."""
+
+from __future__ import annotations
+
+from tests.benchmarks import sandbox
+from tests.needed import need_program
+
+
+def test_a_row_for_each_backend_and_each_way_has_a_ratio(engine: None) -> None:
+    need_program("bwrap")
+    rows = list(sandbox.rows(1, 2, peers=()))
+    assert [(row.what, row.against) for row in rows] == [
+        (f"{what}, {backend}", against)
+        for what, against in (
+            ("a command in a warm sandbox", "docker exec, command line"),
+            ("from nothing to the first answer", "docker run --rm IMAGE true"),
+        )
+        for backend in ("docker", "namespace")
+    ]
+    assert all(row.ours_ms > 0 and row.theirs_ms > 0 and not row.note for row in rows)
