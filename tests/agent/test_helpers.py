@@ -94,7 +94,8 @@ def test_a_title_is_the_first_line_cut_between_words(text: str, title: str) -> N
 
 @given(st.text(max_size=2_000), st.integers(150, 3_000))
 def test_a_capped_result_never_exceeds_its_limit_and_never_splits_a_character(text: str, limit: int) -> None:
-    """ "a longer result becomes {"truncated":true,"total_bytes":N,"notice":"...","content":"<prefix>"}"."""
+    """ "a longer result becomes {"truncated":true,"total_bytes":N,"notice":"...","content":"<prefix>"}".
+    UKGovernmentBEIS/inspect_ai 4656."""
     shown = capped(text, limit)
     if not text.strip():
         assert shown == "(no output)"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,31 @@ async def test_whatever_is_raised_outside_tools_is_an_error_and_never_looks_like
     assert error.code == ("error" if where == "model" else "history_failed")
     assert error.stack
     assert of(it.events, "run.failed")
+
+
+@strays
+async def test_whatever_a_lock_raises_before_a_run_fails_it_and_after_it_is_logged(
+    stray: Callable[[], BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """ "Locker failure: error"; "A panic in unlock is recovered", whatever was raised."""
+    raises = "lock"
+
+    class Broken:
+        @asynccontextmanager
+        async def lock(self, session_id: str) -> AsyncIterator[None]:
+            if raises == "lock":
+                raise stray()
+            yield
+            raise stray()
+
+    async with talk(Turn(text="Hello."), locker=Broken()) as it:
+        events = await it.say()
+        assert (the(events, "error").error.code, end(events)) == ("lock_failed", "error")
+        raises = "unlock"
+        assert end(await it.say()) == "stop"
+        assert it.types()[-2:] == ["run.completed", "session.updated"]
+        assert len(it.session.detail().messages) == 2
+    assert "wasn't released properly" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["resolver", "handler"])

@@ -231,7 +231,7 @@ async def test_a_negative_result_limit_is_no_limit() -> None:
 
 @pytest.mark.anyio
 async def test_errors_are_capped_too() -> None:
-    """The cap is of what the model sees: an error of 400 kB is as long as a result of it."""
+    """The cap is of what the model sees: an error of 400 kB is as long as a result of it. HolmesGPT/holmesgpt 2409."""
 
     @tool()
     def fail() -> str:
@@ -299,7 +299,7 @@ async def test_a_sessions_budget_counts_all_its_runs(budget: Budget) -> None:
 
 @pytest.mark.anyio
 async def test_an_unknown_price_is_unknown_not_nothing_and_the_known_part_still_counts() -> None:
-    """ "None where a price is unknown"."""
+    """ "None where a price is unknown". Of the run and of the session."""
     unknown = Usage(input_tokens=1, output_tokens=1)
     turns = [
         Turn(tool_calls=[Turn.call("shout", {"text": "a"})], usage=unknown),
@@ -309,13 +309,15 @@ async def test_an_unknown_price_is_unknown_not_nothing_and_the_known_part_still_
         run = it.session.run("a")
         events = await read(run)
         assert (await run.result()).usage.cost_usd is None
+        assert it.session.summary().usage.cost_usd is None
     assert end(events) == "budget"
     assert [notice.code for notice in of(events, "notice")] == ["price_unknown", "budget"]
 
 
 @pytest.mark.anyio
 async def test_a_model_that_repeats_itself_is_nudged_once_then_the_run_ends() -> None:
-    """Stuck detection: same call, same result, repeated: one nudge, then a clear reason."""
+    """Stuck detection: same call, same result, repeated: one nudge, then a clear reason. "nudges once, then ends the
+    run"."""
     history = MemoryHistory()
     async with talk(*[calling("shout", text="a") for _ in range(5)], tools=[shout], history=history) as it:
         run = it.session.run("a")
@@ -352,7 +354,8 @@ async def test_a_model_that_makes_progress_is_not_stuck() -> None:
 
 @pytest.mark.anyio
 async def test_a_conversation_that_nears_the_models_window_is_summarised_in_the_request_only() -> None:
-    """Compaction: summary by the model, pairs kept whole, original kept in the store."""
+    """Compaction: summary by the model, pairs kept whole, original kept in the store. aaif-goose/goose 2951: no call is
+    parted from its result."""
     history = MemoryHistory()
     info = ModelInfo(id="small", provider="p", context_window=4_000)
     turns: list[Any] = []

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import anyio
 import pytest
 
 from tests.agent.support import LONG, Gate, calling, end, of, pairs, panic, read, registry, results, shout, talk, the
 from tests.waiting import until
-from workbench.agent.history import MemoryHistory, StoreHistory
+from workbench.agent.history import FileHistory, History, MemoryHistory, StoreHistory
 from workbench.agent.options import SessionOptions
 from workbench.agent.prompt import create_message
 from workbench.agent.run import drain
 from workbench.agent.session import AgentSession
-from workbench.agent.stores import MemorySessionStore
+from workbench.agent.stores import FileSessionStore, MemorySessionStore
 from workbench.errors import ModelRequestError, RunFailedError
 from workbench.protocol.messages import (
     CacheBreakpoint,
@@ -290,7 +291,7 @@ async def test_an_image_of_a_result_is_shown_to_the_model() -> None:
 
 async def test_usage_comes_once_a_call_a_failed_one_included_before_its_error() -> None:
     """ "EventUsage: one per model call the provider reported usage for, a failed call included (before its EventError):
-    tokens, CostUSD, Provider, Latency, Duration, TokensPerSecond"."""
+    tokens, CostUSD, Provider, Latency, Duration, TokensPerSecond". openai/openai-agents-python 1973."""
     first = Usage(input_tokens=10, output_tokens=5, cost_usd=0.25, provider="backend")
     failed = Usage(input_tokens=20, output_tokens=1, cost_usd=0.5)
     error = ModelRequestError("cut", code="incomplete_stream", provider="p", usage=failed)
@@ -375,7 +376,8 @@ async def test_a_tool_that_changes_its_arguments_changes_nothing_else() -> None:
 
 @pytest.mark.parametrize("kind", ["error", "timeout", "cancelled"])
 async def test_a_run_that_fails_or_is_cancelled_leaves_history_as_it_was(kind: str) -> None:
-    """ "A failed run leaves History as it was, so a retry starts from a consistent transcript"; the table of end reasons."""
+    """ "A failed run leaves History as it was, so a retry starts from a consistent transcript"; the table of end reasons.
+    charmbracelet/crush 529: cancelled in a tool, the next request is whole."""
     history = MemoryHistory()
     gate = Gate()
     last = {
@@ -402,7 +404,7 @@ async def test_a_run_that_fails_or_is_cancelled_leaves_history_as_it_was(kind: s
 
 async def test_a_reply_without_text_images_or_calls_ends_with_stop_and_is_neither_stored_nor_sent_back() -> None:
     """ "A reply with no text, images or tool calls (for example reasoning that used up MaximumTokens) ends the run with
-    EndReasonStop but is not stored or sent back to the model"."""
+    EndReasonStop but is not stored or sent back to the model". defilantech/LLMKube 935."""
     history = MemoryHistory()
     async with talk(Turn(reasoning="hm", finish_reason="length"), Turn(text="b"), history=history) as it:
         run = it.session.run("first")
@@ -458,10 +460,13 @@ async def test_thinking_and_temperature_are_the_models_own_unless_set() -> None:
     assert (request.thinking, request.temperature, request.max_tokens) == (None, None, 16_384)
 
 
-async def test_provider_state_comes_back_byte_for_byte() -> None:
+@pytest.mark.parametrize("kind", ["store", "stored files", "files"])
+async def test_provider_state_comes_back_byte_for_byte(kind: str, tmp_path: Path) -> None:
     """Reasoning "is never stored"; here: its text isn't, an opaque `provider_state` per assistant message is, since tool
-    loops need signatures returned unchanged."""
-    history = StoreHistory(MemorySessionStore())
+    loops need signatures returned unchanged. anthropics/anthropic-sdk-python 1598: through files, too."""
+    history: History = FileHistory(tmp_path)
+    if kind != "files":
+        history = StoreHistory(MemorySessionStore() if kind == "store" else FileSessionStore(tmp_path))
     state = ProviderState(provider="p", model="m", data=bytes(range(256)))
     turn = Turn(tool_calls=[Turn.call("shout", {"text": "a"})], provider_state=state)
     async with talk(turn, Turn(text="b"), Turn(text="c"), tools=[shout], history=history) as it:
@@ -472,8 +477,8 @@ async def test_provider_state_comes_back_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("where", ["model", "read", "append", "after_tools"])
 async def test_an_exception_outside_tools_is_an_error_with_its_stack_and_frees_the_lock(where: str) -> None:
-    """ "a panic elsewhere in the run (provider client, History backend) becomes EventError with the stack plus EventEnd with
-    EndReasonError, the lock is released"; "History or Locker failure: error"."""
+    """ "a panic elsewhere in the run (provider client, History backend) becomes EventError with the stack plus EventEnd
+    with EndReasonError, the lock is released"; "History or Locker failure: error". openai/openai-agents-python 2130."""
 
     class Broken(MemoryHistory):
         async def read(self, session_id: str) -> tuple[ChatMessage, ...]:
@@ -497,6 +502,7 @@ async def test_an_exception_outside_tools_is_an_error_with_its_stack_and_frees_t
     options = {"after_tools": after_tools} if where == "after_tools" else {}
     async with talk(*broken, Turn(text="well"), tools=[shout], history=Broken(), **options) as it:
         events = await it.say()
+        assert it.session.detail().messages == ()
         error = the(events, "error").error
         assert error.code == ("history_failed" if where in ("read", "append") else "error")
         assert "KeyError" in error.message
@@ -643,7 +649,7 @@ async def test_result_raises_after_a_failure_and_cancelling_its_wait_leaves_the_
 
 
 async def test_ids_that_repeat_become_unique_and_every_call_runs() -> None:
-    """Some servers count calls from 0 in every reply; no call may be taken for another."""
+    """Some servers count calls from 0 in every reply; no call may be taken for another. langchain-ai/langchainjs 10145."""
     repeated = [Turn.call("shout", {"text": text}, id="call_0") for text in "ab"]
     again = Turn(tool_calls=[Turn.call("shout", {"text": "c"}, id="call_0")])
     async with talk(Turn(tool_calls=repeated), again, Turn(text="ok"), tools=[shout]) as it:

@@ -54,7 +54,7 @@ def test_results_come_in_the_order_of_their_calls() -> None:
 
 @pytest.mark.parametrize("content", ["", " \n"])
 def test_messages_without_content_are_never_sent(content: str) -> None:
-    """An empty text block that was stored is a permanent refusal."""
+    """An empty text block that was stored is a permanent refusal. block/buzz 559."""
     messages = (USER, create_message("assistant", content), create_message("user", content), USER)
     assert pairs(repaired(messages)) == [("user", "u"), ("user", "u")]
 
@@ -145,7 +145,7 @@ async def test_a_broken_store_is_repaired_in_the_request_and_left_as_it_is() -> 
 
 @pytest.mark.anyio
 async def test_ten_interruptions_in_a_row_leave_a_valid_conversation() -> None:
-    """An interrupt during a tool must not corrupt the conversation for good."""
+    """An interrupt during a tool must not corrupt the conversation for good. anthropics/claude-code 3003."""
     history = MemoryHistory()
     for _ in range(10):
         gate = Gate()

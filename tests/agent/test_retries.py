@@ -116,7 +116,8 @@ async def test_an_error_that_will_not_pass_is_not_tried_again() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("turn", [Turn(deltas=["a"], error=failing()), Turn(reasoning="a", error=failing())])
 async def test_nothing_is_tried_again_once_a_token_was_seen(turn: Turn) -> None:
-    """ "only before the first token reaches the client": no token twice."""
+    """ "only before the first token reaches the client": no token twice. OpenHands: a callback inside what is tried
+    again."""
     async with talk(turn, retry=QUICK) as it:
         events = await it.say()
     assert end(events) == "error"
@@ -125,7 +126,8 @@ async def test_nothing_is_tried_again_once_a_token_was_seen(turn: Turn) -> None:
 
 @pytest.mark.anyio
 async def test_a_wait_beyond_the_cap_fails_at_once() -> None:
-    """ "lets a Retry-After hint win, capped by maxDelayMs"; here: one beyond the cap fails at once, no hammering."""
+    """ "lets a Retry-After hint win, capped by maxDelayMs"; here: one beyond the cap fails at once, no hammering.
+    PrimeIntellect-ai/prime-agent 816."""
     async with talk(Turn(error=failing(retry_after_ms=60_000))) as it:
         events = await it.say()
     assert of(events, "notice") == []
@@ -134,7 +136,7 @@ async def test_a_wait_beyond_the_cap_fails_at_once() -> None:
 
 @pytest.mark.anyio
 async def test_a_hint_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry-After is waited for, not less."""
+    """Retry-After is waited for, not less. VoltAgent/voltagent 1276, mastra-ai/mastra 19885, earendil-works/pi 9595."""
     slept: list[float] = []
 
     async def note(ms: float) -> None:

@@ -118,7 +118,7 @@ async def test_nothing_is_raised_and_everything_arrives_in_the_stream(way: str, 
 
 
 async def test_what_a_failed_run_has_used_stays_counted() -> None:
-    """A failed run leaves History as it was, and never puts the usage back to nothing."""
+    """A failed run leaves History as it was, and never puts the usage back to nothing. earendil-works/pi 6445."""
     used = Usage(input_tokens=7, output_tokens=1, cost_usd=0.5)
     turns = (Turn(text="ok", usage=used), Turn(text="a", usage=used, tool_calls=[Turn.call("shout", {"text": "a"})]))
     async with talk(*turns, Turn(error=RuntimeError("broken")), tools=[shout]) as it:

@@ -493,7 +493,8 @@ async def test_close_cancels_runs_waits_for_them_and_refuses_more() -> None:
 
 
 async def test_a_session_may_be_entered_and_left_in_different_tasks() -> None:
-    """ "`close()` may be called from any task. No task group or cancel scope is held open across a `yield`."""
+    """ "`close()` may be called from any task. No task group or cancel scope is held open across a `yield`.
+    modelcontextprotocol/python-sdk 577, google/adk-python 2196, microsoft/conductor 353."""
     gate = Gate()
     async with talk(calling("gate"), tools=[gate.tool]) as it:
 
@@ -573,7 +574,8 @@ async def test_a_locker_may_keep_a_task_group_while_it_is_held() -> None:
 
 
 async def test_an_append_is_finished_whatever_the_reader_does() -> None:
-    """A store's write isn't cancelled by the end of the stream; a cancel that comes then comes too late."""
+    """A store's write isn't cancelled by the end of the stream; a cancel that comes then comes too late.
+    openai/openai-agents-python 1658."""
     appending, go = anyio.Event(), anyio.Event()
 
     class Slow(MemoryHistory):

@@ -67,7 +67,8 @@ def questions(messages: tuple[ChatMessage, ...]) -> list[str]:
 
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
 async def test_objects_of_one_session_run_at_once_and_their_runs_do_not_mix(kept: Kept, tmp_path: Path) -> None:
-    """Two objects of one session id over shared History and Locker run concurrently without interleaving."""
+    """Two objects of one session id over shared History and Locker run concurrently without interleaving.
+    strands-agents/harness-sdk 1176, lucianfialho/effect-gates 64."""
     history, locker = kept(tmp_path)
     models = {name: ScriptedModel(*turns(name, 4)) for name in "ab"}
 

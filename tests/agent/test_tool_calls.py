@@ -117,7 +117,7 @@ async def test_calls_that_share_a_resource_take_turns_in_call_order() -> None:
 
 
 async def test_one_tool_that_raises_leaves_its_neighbours_to_end() -> None:
-    """A panic is that call's result; no sibling is stopped, and none goes on after the run."""
+    """A panic is that call's result; no sibling is stopped, and none goes on after the run. pydantic/pydantic-ai 4423."""
     gate = Gate(parallel=True)
 
     @tool(parallel=True)
@@ -220,7 +220,7 @@ async def test_after_tools_is_awaited_once_a_reply_when_all_its_calls_have_ended
 
 
 async def test_a_silent_tool_gives_the_model_a_few_words() -> None:
-    """A silent command's empty result is rejected by providers."""
+    """A silent command's empty result is rejected by providers. dirge-code/dirge 757."""
 
     @tool()
     def silent() -> None:
@@ -242,7 +242,8 @@ async def test_the_order_of_resolution(
     own: Literal["auto", "ask"], resolved: Answer | None, handler: bool | None
 ) -> None:
     """ "resolvePermission if provided, otherwise tool.schema.permission ?? "auto". "ask" calls the approval handler; "deny"
-    returns an error result without asking"; "without an approval handler what must be asked is denied"."""
+    returns an error result without asking"; "without an approval handler what must be asked is denied". "schema.permission:
+    "auto" | "ask""."""
     asked: list[ApprovalRequest] = []
 
     @tool(permission=own)
@@ -301,7 +302,7 @@ async def test_what_cannot_be_decided_is_denied(bad: str) -> None:
 
 @pytest.mark.parametrize("bad", ["raises", "truthy"])
 async def test_only_a_true_answer_approves(bad: str) -> None:
-    """An approval handler that fails, or answers anything but True, has approved nothing."""
+    """An approval handler that fails, or answers anything but True, has approved nothing. "=> Promise<boolean>"."""
 
     async def approve(request: ApprovalRequest) -> Any:
         if bad == "raises":
@@ -315,7 +316,8 @@ async def test_only_a_true_answer_approves(bad: str) -> None:
 
 
 async def test_what_runs_is_what_was_approved() -> None:
-    """An approval is bound to a digest of tool and arguments: what the handler does to its copy runs nothing else."""
+    """An approval is bound to a digest of tool and arguments: what the handler does to its copy runs nothing else.
+    extra-org/extra 139."""
 
     async def approve(request: ApprovalRequest) -> bool:
         assert request.digest == call_digest(request.tool_call)
@@ -340,7 +342,8 @@ async def test_calls_of_unparsable_or_wrong_arguments_are_never_asked_about() ->
 
 
 async def test_several_pending_requests_can_be_answered_in_any_order() -> None:
-    """A map by approval id: the last may be answered first, and each answer is of its own request."""
+    """A map by approval id: the last may be answered first, and each answer is of its own request. nesquena/hermes-webui
+    527, mastra-ai/mastra 19435."""
     broker = ApprovalBroker()
 
     @tool(permission="ask", parallel=True)
@@ -368,7 +371,8 @@ async def test_several_pending_requests_can_be_answered_in_any_order() -> None:
 
 
 async def test_the_first_answer_counts_and_wrong_ones_are_refused() -> None:
-    """ "the first counts; raises ApprovalError": approval_not_found, approval_resolved, approval_changed."""
+    """ "the first counts; raises ApprovalError": approval_not_found, approval_resolved, approval_changed.
+    letta-ai/letta-code 101: an id that is stale answers nothing."""
     broker = ApprovalBroker()
     async with talk(calling("remove", path="a"), Turn(text="ok"), tools=[remove], approve=broker) as it:
         run = it.session.start("x")
@@ -393,7 +397,7 @@ async def test_the_first_answer_counts_and_wrong_ones_are_refused() -> None:
 
 
 async def test_a_new_message_never_approves() -> None:
-    """ "A new message never approves."""
+    """ "A new message never approves. OpenHands/software-agent-sdk 5092."""
     broker = ApprovalBroker()
     async with talk(calling("remove", path="a"), Turn(text="ok"), Turn(text="2"), tools=[remove], approve=broker) as it:
         run = it.session.start("x")
@@ -412,7 +416,8 @@ async def test_a_new_message_never_approves() -> None:
 
 @pytest.mark.parametrize("way", ["cancel", "close", "timeout"])
 async def test_an_approval_is_resolved_on_every_way_out(way: str) -> None:
-    """ "resolved on every way out": nothing stays pending, and a late answer finds it resolved."""
+    """ "resolved on every way out": nothing stays pending, and a late answer finds it resolved. "ApprovalHandler =
+    (request, signal) => Promise<boolean>": cancelled with the run."""
     broker = ApprovalBroker()
     limit = 1.0 if way == "timeout" else LONG
     async with talk(calling("remove", path="a"), tools=[remove], approve=broker, run_timeout=limit) as it:
@@ -440,7 +445,8 @@ DECIDES = ("approve", "refuse", "cancel", "close")
 @pytest.mark.parametrize("first", ACTS)
 async def test_what_becomes_of_a_call_that_waits(first: str, second: str) -> None:
     """A state table. A refusal is a result and the run goes on; nothing but an answer answers, and nothing answers twice; a
-    call that waits is seen to wait, whatever is said or set meanwhile; none is left without its result."""
+    call that waits is seen to wait, whatever is said or set meanwhile; none is left without its result.
+    OpenHands/software-agent-sdk 1376, 280 and 163."""
     broker, history = ApprovalBroker(), MemoryHistory()
     permission: list[Answer] = ["ask"]
     ran: list[str] = []

@@ -240,6 +240,29 @@ async def test_what_a_failed_run_wrote_is_there_for_the_next_run_which_knows_not
 
 
 @pytest.mark.anyio
+async def test_a_run_is_reversible_its_changes_land_after_it_succeeded_or_are_thrown_away(root: Path) -> None:
+    """ "To make a run reversible, give the agent a vfs/overlay and Commit only after a successful run (or after review);
+    Discard throws its changes away. Treat the files, not the transcript, as the state of the work"."""
+    failing = [writing("a", "half\n")[0], Turn(error=RuntimeError("broken"))]
+    cut = [writing("a", "cut\n")[0], Turn(text="and then", finish_reason="length")]
+    async with opened(root, *failing, *cut, *writing("a", "two\n")) as session:
+        with pytest.raises(RunFailedError):
+            await say(session, "x", "m1")
+        assert (await files(session))["a"] == "half\n"
+        await session.workspace.discard()
+        assert (await files(session))["a"] == "one\n"
+        for message_id, ok in (("m2", False), ("m3", True)):
+            with anyio.fail_after(LONG):
+                result = await (await session.start("y", message_id=message_id)).result()
+            assert result.ok == ok
+            assert (root / "a").read_text() == "one\n"
+        changes = await session.workspace.changes()
+        await session.workspace.commit(session.workspace.reviewed(changes))
+        assert (root / "a").read_text() == "two\n"
+        assert said(session) == ["y", "y"]
+
+
+@pytest.mark.anyio
 async def test_redo_is_refused_once_something_was_said(root: Path) -> None:
     """Nothing that was said is dropped to bring something older back."""
     async with opened(root, *writing("b", "1"), Turn(text="2")) as session:

@@ -197,6 +197,7 @@ async def test_thinking_of_another_model_is_dropped() -> None:
 
 
 async def test_thinking_without_a_signature_is_never_sent_back() -> None:
+    """code-yeongyu/oh-my-openagent 2775."""
     with StubModelServer(StubReply(text="Sure.", reasoning="Hm."), StubReply(text="Done.")) as stub:
         model = model_at(stub, Anthropic)
         response = await model.generate(request())

@@ -71,6 +71,7 @@ async def test_what_the_api_takes_is_sent() -> None:
 
 
 async def test_a_signature_comes_back_inside_its_own_part() -> None:
+    """RooCodeInc/Roo-Code 9499."""
     contents = await turned(StubReply(text="Sure.", signature="c2ln/+=", calls=[StubCall("add", {"a": 1})]))
     assert contents[1] == {
         "role": "model",
@@ -82,6 +83,7 @@ async def test_a_signature_comes_back_inside_its_own_part() -> None:
 
 
 async def test_calls_side_by_side_stay_in_one_content_and_so_do_their_results() -> None:
+    """pipecat-ai/pipecat 3290."""
     calls = [StubCall("add", {"a": 1}), StubCall("add", {"a": 2})]
     contents = await turned(StubReply(signature="c2ln", calls=calls))
     assert [content["role"] for content in contents] == ["user", "model", "user"]

@@ -60,6 +60,7 @@ def pairs_of(body: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize(("one", "other"), list(permutations(FORMATS, 2)), ids=lambda kind: kind.__name__)
 async def test_a_session_goes_on_with_another_provider_and_back(one: type[WireModel], other: type[WireModel]) -> None:
+    """xuzhougeng/wisp-science 74."""
     conversation: list[ChatMessage] = [message("system", "Be brief.")]
     with StubModelServer(*replies(one), *replies(other), *replies(one)) as stub:
         for kind in (one, other, one):
@@ -114,7 +115,7 @@ async def test_an_opaque_state_is_the_same_bytes_after_many_turns(kind: type[Wir
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.__name__)
 async def test_a_huge_argument_is_capped_on_the_way_back(kind: type[WireModel]) -> None:
-    """Beyond a provider's limit it would poison every later request."""
+    """Beyond a provider's limit it would poison every later request. UKGovernmentBEIS/inspect_ai 4682."""
     text = json.dumps({"text": "é" * 1_000_000}, ensure_ascii=False)
     call = ToolCall(id="call_1", name="add", arguments=json.loads(text), raw_arguments=text)
     conversation = (message("user", "Go."), message("assistant", tool_calls=(call,)), result(call))
@@ -126,7 +127,8 @@ async def test_a_huge_argument_is_capped_on_the_way_back(kind: type[WireModel]) 
 async def test_a_call_that_was_left_without_its_result_stops_no_provider_after_a_switch(
     one: type[WireModel], other: type[WireModel]
 ) -> None:
-    """One model bears with it, the next refuses the conversation for good; also where both are one provider, of two formats."""
+    """One model bears with it, the next refuses the conversation for good; also where both are one provider, of two
+    formats. xuzhougeng/wisp-science 74."""
     history = MemoryHistory()
     with StubModelServer(*replies(one)[:1], *[StubReply(text="Fine.")] * 2) as stub:
         response = await model_at(stub, one).generate(request(message("user", "Go."), tools=(TOOL,)))

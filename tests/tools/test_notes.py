@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ async def test_notes_are_merged_in_the_order_in_which_they_were_taken_and_are_go
     assert await call("consolidate_notes", target_path="doc.md") == "There are no notes to merge."
     for number in range(20):
         await call("add_note", text=f"note {number}")
+    assert len({uuid.UUID(name.decode().removesuffix(".md")) for name in notes(workspace)}) == 20
     listed = await call("list_notes")
     assert [line for line in listed.splitlines() if line.startswith("note ")] == [f"note {n}" for n in range(20)]
     assert "20 notes" in await call("consolidate_notes", target_path="docs/doc.md")

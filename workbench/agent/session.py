@@ -94,7 +94,7 @@ class AgentSession:
             name = self._own_model.info.id if self._own_model is not None else self._registered(model).info.id
         self._state = SessionState(id=id, workspace=workspace, model=name, system_prompt=system_prompt)
         if detail is not None:
-            self._restore(detail)
+            self._state.restore(detail)
         self._channel = EventChannel(id, seq=seq, log=log, logger=options.logger)
 
     @classmethod
@@ -142,18 +142,11 @@ class AgentSession:
 
     def summary(self) -> SessionSummary:
         """What a list shows of it."""
-        return SessionSummary(**self._fields())
+        return self._state.listed(is_running=self.is_running)
 
     def detail(self) -> SessionDetail:
         """All of it; what the receiver changes of it changes nothing."""
-        state = self._state
-        detail = SessionDetail(
-            **self._fields(),
-            system_prompt=state.system_prompt,
-            messages=state.messages,
-            pending=tuple(state.pending),
-        )
-        return detail.model_copy(deep=True)
+        return self._state.whole(is_running=self.is_running)
 
     def touch(self) -> None:
         """It counts as active now."""
@@ -323,32 +316,6 @@ class AgentSession:
         with anyio.CancelScope(shield=True):
             await self.close()
 
-    def _restore(self, detail: SessionDetail) -> None:
-        state = self._state
-        state.title = detail.title
-        state.tenant_id = detail.tenant_id
-        state.usage = detail.usage
-        state.messages = detail.messages
-        state.created_at, state.updated_at = detail.created_at, detail.updated_at
-        state.workspace = state.workspace or detail.workspace
-        if state.system_prompt is None:
-            state.system_prompt = detail.system_prompt
-
-    def _fields(self) -> dict[str, Any]:
-        state = self._state
-        return {
-            "id": state.id,
-            "title": state.title,
-            "workspace": state.workspace,
-            "model": state.model,
-            "is_running": self.is_running,
-            "message_count": len(state.messages),
-            "usage": state.usage,
-            "tenant_id": state.tenant_id,
-            "created_at": state.created_at,
-            "updated_at": state.updated_at,
-        }
-
     def _registered(self, name: LanguageModel | str | None) -> LanguageModel:
         if self._models is None:
             raise ModelNotFoundError(
@@ -376,8 +343,7 @@ class AgentSession:
             return message
         if not message_id:
             raise OptionsError("A message's id has at least one character.")
-        known = {one.id for one in (*self._state.messages, *self._state.pending)}
-        if message_id in self._state.taken or message_id in known:
+        if self._state.has_had(message_id):
             raise MessageExistsError(
                 f"The session has, or had, a message {message_id} already.",
                 hint="Use an id of its own for each message.",

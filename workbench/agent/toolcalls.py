@@ -242,8 +242,8 @@ class ToolCalls:
             with anyio.move_on_after(limit if limit > 0 else None) as scope:
                 outcome = await self._invoke(tool, arguments, context)
                 if isinstance(outcome, ToolExecutionResult):
-                    # It may have been made without being checked.
-                    return ToolExecutionResult.model_validate(dict(outcome))
+                    # It may have been made without being checked, and the tool may keep what it holds.
+                    return ToolExecutionResult.model_validate({**dict(outcome), "data": _copied(outcome)})
                 raise ToolError(f"The tool {call.name} returned no result but a {type(outcome).__name__}.")
         except WorkbenchError:
             if not scope.cancel_called:
@@ -320,6 +320,15 @@ class _Context:
     def _say(self, message: str) -> None:
         if not self._closed:
             self._emit(ToolProgress(call_id=self.call_id, message=message))
+
+
+def _copied(outcome: ToolExecutionResult) -> Any:
+    """The data of a result, as it is where it can't be copied."""
+    data = dict(outcome).get("data")
+    try:
+        return copy.deepcopy(data)
+    except Exception:  # noqa: BLE001
+        return data
 
 
 def _moment(deadline: float) -> datetime:
