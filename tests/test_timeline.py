@@ -13,6 +13,7 @@ import pytest
 
 from tests.checkpoints.layers import fill
 from tests.trees import snapshot
+from tests.waiting import wait_until
 from tests.worked import Worked
 from workbench.checkpoints import upkeep
 from workbench.checkpoints.upkeep import Retention
@@ -378,25 +379,24 @@ def test_a_checkpoint_id_stands_once_unless_replaced(worked: Worked) -> None:
     assert caught.value.code == "checkpoint_not_found"
 
 
-def test_many_checkpoints_are_put_together_and_what_is_needed_stays(worked: Worked) -> None:
+def test_many_checkpoints_are_put_together_without_anybody_asking_and_what_is_needed_stays(worked: Worked) -> None:
     with worked.mounted() as merged:
         (merged / "kept").write_text("kept for redo")
     worked.discard()
     upper = Path(worked.overlay, "upper")
+    packs = Path(worked.overlay).parent.parent / "checkpoints.git" / "objects" / "pack"
     for number in range(upkeep.MANY_PACKS):
         (upper / "file").write_text(f"{number}")
         worked.checkpoint(f"m{number}")
     digest = worked.review()
     (upper / "file").write_text("later")
     worked.checkpoint("last")
+    wait_until(lambda: len(list(packs.glob("*.pack"))) < upkeep.MANY_PACKS // 2, "the packs are put together")
 
-    async def tidy(workspace: Workspace) -> int:
-        workspace.keep_small_if_grown()
-        packs = len(list(Path(workspace.store.pack_directory).glob("*.pack")))
+    async def tidy(workspace: Workspace) -> None:
         workspace.keep_small(Retention(count=3))
-        return packs
 
-    assert worked.do(tidy) == 1
+    worked.do(tidy)
     worked.commit(digest)
     assert Path(os.fsdecode(worked.workspace), "file").read_text() == str(upkeep.MANY_PACKS - 1)
     worked.redo()

@@ -73,10 +73,7 @@ def _remove(state: StateDirectory, workspace: WorkspaceSessions, session: Sessio
         raise _busy(workspace, session, pruning.USED_MEANWHILE)
     if reason := pruning.remove_session(state, Old(workspace, now), now.touched_ns + 1):
         raise _busy(workspace, session, reason)
-    counts = {"file": session.upper.files, "checkpoint": session.checkpoints}
-    AuditLog(workspace.directory).append(
-        "delete", session=session.name, counts={what: count for what, count in counts.items() if count}
-    )
+    AuditLog(workspace.directory).append("delete", session=session.name, counts=pruning.removed_counts(session))
 
 
 async def _stop(workspace: WorkspaceSessions, session: Session) -> None:

@@ -16,6 +16,7 @@ from workbench.checkpoints.journey import is_under_way
 from workbench.checkpoints.store import CheckpointStore
 from workbench.errors import OverlayError, WorkbenchError
 from workbench.review import landed
+from workbench.review.audit import AuditLog
 from workbench.review.pending import pending
 from workbench.sandbox import leftovers
 from workbench.sessions import GIT, Session, WorkspaceSessions, survey, survey_session
@@ -105,12 +106,15 @@ def prune(state: StateDirectory, plan: Prunable, before_ns: int) -> Prunable:
             failed.append(error)
         else:
             (kept if reason else sessions).append(replace(old, reason=reason))
+            if not reason:
+                _note(old.workspace, session=old.session.name, counts=removed_counts(old.session))
     commits = []
     for commit in plan.commits:
         try:
             if _is_free(commit, before_ns):
                 _remove(state, os.path.join(commit.workspace.directory, "commits", commit.commit_id))
                 commits.append(commit)
+                _note(commit.workspace, commit_id=commit.commit_id)
         except (WorkbenchError, OSError) as error:
             failed.append(error)
     emptied = []
@@ -121,6 +125,18 @@ def prune(state: StateDirectory, plan: Prunable, before_ns: int) -> Prunable:
         except (WorkbenchError, OSError) as error:
             failed.append(error)
     return Prunable(tuple(sessions), tuple(kept), tuple(commits), tuple(emptied), tuple(failed))
+
+
+def removed_counts(session: Session) -> dict[str, int]:
+    """What goes with a session, for the audit log."""
+    counts = {"file": session.upper.files, "checkpoint": session.checkpoints}
+    return {what: count for what, count in counts.items() if count}
+
+
+def _note(
+    workspace: WorkspaceSessions, *, session: str = "", commit_id: str = "", counts: dict[str, int] | None = None
+) -> None:
+    AuditLog(workspace.directory).append("prune", session=session, commit_id=commit_id, counts=counts)
 
 
 def _look(workspace: WorkspaceSessions, before_ns: int, with_changes: bool) -> Prunable:

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from workbench import warm
-from workbench.checkpoints.store import CheckpointStore
+from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import OptionsError, WorkbenchError
 from workbench.protocol.records import OverlayRecord, WorkspaceRecord
 from workbench.sandbox import runtime
@@ -38,10 +38,11 @@ class Session:
 
     `directory` is its overlay's; `conversation` that of its conversation, whether there is one or not, empty where none can
     be. `touched_ns` is when it was last used, 0 where that isn't known. `upper` is what it takes and has outside of the
-    checkpoints; `changes` how many of it would be shown, None where nobody has counted since it last changed.
-    `checkpoint_bytes` is its share of the packs; big files, which sessions may share, are only in what its workspace's store
-    takes. `backend` is what its sandbox is, or last was. `running` says that it runs; `busy`, that another process is at the
-    overlay. `problem` is empty, or a sentence; where not `readable` it's of the overlay itself.
+    checkpoints; `changes` how many of it would be shown, None where nobody has counted since it last changed. `checkpoints`
+    counts those that a log lists, `checkpoint_bytes` is the share of the packs of all; big files, which sessions may share,
+    are only in what its workspace's store takes. `backend` is what its sandbox is, or last was. `running` says that it runs;
+    `busy`, that another process is at the overlay. `problem` is empty, or a sentence; where not `readable` it's of the
+    overlay itself.
     """
 
     name: str
@@ -213,11 +214,11 @@ def _touched_ns(overlay_path: str) -> int:
 def _kept(store: CheckpointStore, problems: dict[str, str]) -> dict[str, _Kept]:
     """What there is of each session; a pack is shared by how many of its checkpoints are whose."""
     packs: dict[str, dict[str, int]] = {}
-    rows: dict[str, list[int]] = {}
+    rows: dict[str, list[Checkpoint]] = {}
     for session in store.sessions():
         try:
             packs[session] = store.packs(session)
-            rows[session] = [checkpoint.created_at for checkpoint in store.list(session)]
+            rows[session] = store.list(session)
         except (WorkbenchError, OSError) as error:
             problems[session.split("/")[0]] = _sentence(error)
     totals: Counter[str] = Counter()
@@ -226,11 +227,11 @@ def _kept(store: CheckpointStore, problems: dict[str, str]) -> dict[str, _Kept]:
     sizes = {pack: _size(pack) for pack in totals}
     return {
         session: _Kept(
-            len(times),
+            sum(checkpoint.is_listed and not checkpoint.purpose.step for checkpoint in taken),
             sum(sizes[pack] * count // totals[pack] for pack, count in packs[session].items()),
-            max(times, default=0),
+            max((checkpoint.created_at for checkpoint in taken), default=0),
         )
-        for session, times in rows.items()
+        for session, taken in rows.items()
     }
 
 

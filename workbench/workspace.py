@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from anyio import to_thread
 
-from workbench import warm
+from workbench import collector, warm
 from workbench.checking import Checking
 from workbench.checkpoints import upkeep
 from workbench.checkpoints.history import Purpose, RowKind
@@ -463,8 +463,13 @@ class Workspace:
         the while. Where commands closed files to themselves (mode 000), an idle one is stopped to read them, unless
         `may_stop` is False: then they're left out. Raises CheckpointError, OverlayError (overlay_busy).
         """
-        purpose = Purpose(kind, step)
+        taken = await self._checkpoint(message_id, label, Purpose(kind, step), replace=replace, may_stop=may_stop)
+        await to_thread.run_sync(self._keep_small_beside)
+        return taken
 
+    async def _checkpoint(
+        self, message_id: str | None, label: str, purpose: Purpose, *, replace: bool, may_stop: bool
+    ) -> Checkpoint:
         def take(offline: bool, mapped: bool = False) -> Checkpoint:
             return self._mounting.take(
                 message_id, label, offline=offline, purpose=purpose, replaces=replace, mapped=mapped
@@ -512,8 +517,14 @@ class Workspace:
         return await self.changes(may_stop=False)
 
     def _name_before(self, before: str, command: str) -> None:
-        purpose = Purpose(RowKind.COMMAND)
-        self._mounting.name(self._store.get(before), f"before: {command}", purpose)
+        try:
+            found = self._store.get(before)
+        except CheckpointError as error:
+            if error.code != "checkpoint_not_found":
+                raise
+            # The command ran for longer than what isn't listed is kept.
+            return
+        self._mounting.name(found, f"before: {command}", Purpose(RowKind.COMMAND))
 
     def reviewed(self, changes: ChangeSet, terminal: str = "", included: Included | None = None) -> str:
         """Say that a change set, with what was `included`, was shown on a terminal of this name; its digest, which a commit
@@ -830,17 +841,38 @@ class Workspace:
         Raises CheckpointError, OSError.
         """
         needed = [point.commit for point in self.timeline.redo_points()] + self.shown.checkpoints()
-        upkeep.retain(self._store, self.session, policy or Retention(), needed)
+        dropped = upkeep.retain(self._store, self.session, policy or Retention(), needed)
+        if dropped:
+            self.audit.append(
+                "prune", session=self.session, message="beyond what is kept", counts={"checkpoint": dropped}
+            )
         upkeep.collect(self._store)
 
     def keep_small_if_grown(self) -> None:
-        """As `keep_small`, where it pays: at the end of what takes a while anyway. Raises as it."""
-        if upkeep.wants_collection(self._store):
+        """As `keep_small`, where it pays and nobody is at it: at the end of what takes a while anyway. Raises as it."""
+        if upkeep.wants_collection(self._store) and not upkeep.is_collecting(self._store):
             self.keep_small()
+
+    def _keep_small_beside(self) -> None:
+        """Have another process do that where it pays, so that nobody waits for it.
+
+        It says nothing: what it can't do, `keep_small_if_grown` can't either, and says so.
+        """
+        with contextlib.suppress(OSError):
+            if upkeep.is_due(self._store):
+                collector.start(self.root, self.session, self._state.path)
 
     def drop(self, message_id: str, *, step: int = 0) -> None:
         """Drop one checkpoint. Raises CheckpointError: checkpoint_not_found, checkpoint_failed where it's needed."""
-        upkeep.drop(self._store, self.session, self.timeline.find(message_id, step))
+        checkpoint = self.timeline.find(message_id, step)
+        upkeep.drop(self._store, self.session, checkpoint)
+        self.audit.append("drop", session=self.session, message=_named(checkpoint), counts={"checkpoint": 1})
+
+    def purge(self, path: bytes) -> int:
+        """Take a path out of every checkpoint of every session of this workspace. Returns and raises as `upkeep.purge`."""
+        held = upkeep.purge(self._store, path)
+        self.audit.append("purge", session="", message=paths.display(path), counts={"checkpoint": held})
+        return held
 
     def free_session(self) -> str:
         """A name for another session: this one's, and the first number that isn't taken."""

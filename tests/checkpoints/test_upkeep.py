@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 import zlib
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_retention_keeps_the_newest_within_count_age_and_size_and_steps_go_first
     upkeep.retain(layers.store, "default", Retention(count=7), [origin.commit])
 
     def kept() -> list[tuple[str, int]]:
-        return [(each.message_id, each.purpose.step) for each in layers.store.list("default")]
+        return [(each.message_id, each.purpose.step) for each in layers.store.list("default") if each.is_listed]
 
     assert kept() == [("last", 0), ("m3", 2), ("m3", 0), ("m2", 0), ("m1", 0), ("m0", 1), ("m0", 0)]
     upkeep.retain(layers.store, "default", Retention(size=2500))
@@ -115,6 +116,46 @@ def test_retention_keeps_the_newest_within_count_age_and_size_and_steps_go_first
     upkeep.retain(layers.store, "default", Retention(days=0))
     assert kept() == [("last", 0)]
     assert contents(layers.store, layers.store.find("default", "last")) == contents(layers.store, last)
+    check(layers.store)
+
+
+def test_what_was_taken_for_ourselves_stays_for_an_hour_and_takes_nobodys_place(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that runs is compared with what was there before it."""
+    for number in range(3):
+        (layers.upper / "f").write_text(f"{number}")
+        layers.take(message_id=f"m{number}")
+        (layers.upper / "f").write_text(f"before a command {number}")
+        before = layers.take(message_id=None, purpose=Purpose(RowKind.UPKEEP))
+    layers.take(message_id="last")
+    assert upkeep.retain(layers.store, "default", Retention(count=2)) == 2
+    assert contents(layers.store, layers.store.get(before.commit)) == {b"f": b"before a command 2"}
+    assert [each.message_id for each in layers.store.list("default") if each.is_listed] == ["last", "m2"]
+    later = time.time_ns() + 2 * 3_600_000_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    assert upkeep.retain(layers.store, "default", Retention(count=2)) == 0
+    assert [each.message_id for each in layers.store.list("default")] == ["last", "m2"]
+    check(layers.store)
+
+
+def test_a_collection_goes_on_beside_who_adds_all_the_time(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time it has packed all there is, there is more; it ends all the same, and nothing is missing."""
+    many(layers, 3)
+    real, rounds = git.run, list[Checkpoint]()
+
+    def more(*arguments: str, stdin: bytes = b"") -> bytes:
+        packed = real(*arguments, stdin=stdin)
+        if len(rounds) < upkeep._ROUNDS:
+            (layers.upper / "f").write_bytes(os.urandom(50))
+            rounds.append(layers.take())
+        return packed
+
+    monkeypatch.setattr(git, "run", more)
+    upkeep.collect(layers.store)
+    assert len(rounds) == upkeep._ROUNDS
+    assert upkeep.verify(layers.store).broken == []
+    assert layers.store.list("default")[: len(rounds)] == rounds[::-1]
     check(layers.store)
 
 

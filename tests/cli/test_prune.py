@@ -57,6 +57,13 @@ def land(root: Path, session: str, **files: str) -> str:
     return anyio.run(work)
 
 
+def audited(root: Path) -> list[tuple[str, str, str, dict[str, int]]]:
+    """What the audit log says, newest first, once it's whole."""
+    workbench("log", "--audit", "--verify", "-w", str(root))
+    lines = json.loads(workbench("log", "--audit", "--json", "-w", str(root)).stdout)
+    return [(line["action"], line["session"], line["message"] or line["commit_id"], line["counts"]) for line in lines]
+
+
 def commits(state: Path) -> set[str]:
     return {path.name for path in state.glob("workspaces/*/commits/*") if not path.name.startswith(".")}
 
@@ -244,6 +251,11 @@ def test_a_commit_keeps_what_it_replaced_for_as_long_as_something_earlier_can_be
     assert {old.session for old in found.removed} == {"early", "late"}
     assert [commit.commit_id for commit in found.commits] == [first]
     assert commits(state) == {second}
+    assert sorted(audited(root)[:3]) == [
+        ("prune", "", first, {}),
+        ("prune", "early", "", {"checkpoint": 2}),
+        ("prune", "late", "", {"checkpoint": 2}),
+    ]
     found = pruned(root, "--with-changes", "--yes")
     assert [commit.commit_id for commit in found.commits] == [second]
     assert commits(state) == set()
@@ -353,6 +365,11 @@ def test_a_purged_secret_leaves_every_session_and_nothing_else_goes(state: Path,
     assert holding(b"content of keys/public") == [True, True]
     assert all((overlay / "upper/keys/token").exists() for overlay in overlays)
     assert b"0 checkpoints held keys/token" in workbench("prune", "--purge", "keys/token", "-w", str(root)).stderr
+    assert audited(root) == [
+        ("purge", "", "keys/token", {"checkpoint": 0}),
+        ("purge", "", "never", {"checkpoint": 0}),
+        ("purge", "", "keys/token", {"checkpoint": 2}),
+    ]
     assert listed().keys() >= {"one", "two"}
 
 

@@ -230,6 +230,8 @@ def test_checkpoints_are_dropped_purged_and_verified(prompt: Prompt) -> None:
     prompt("checkpoint", "--drop", "with")
     assert "with" not in [entry["message_id"] for entry in log(prompt)]
     assert json.loads(prompt("checkpoint", "--verify", "--json").stdout)["broken"] == []
+    audited = [(line["action"], line["message"]) for line in json.loads(prompt("log", "--audit", "--json").stdout)]
+    assert [each for each in audited if each[0] in ("drop", "purge")] == [("drop", "with"), ("purge", "secret")]
     prompt("checkpoint", "--drop", "a", "--verify", code=2)
 
 

@@ -97,6 +97,11 @@ class Checkpoint:
     _read_manifest: Callable[[], Manifest] = field(repr=False, compare=False)
 
     @property
+    def is_listed(self) -> bool:
+        """Whether it's one that people go back to, and none that was taken for ourselves."""
+        return self.purpose.kind is not RowKind.UPKEEP
+
+    @property
     def manifest(self) -> Manifest:
         """What was there. Read from the store when asked for. Raises CheckpointError (store_corrupt), OSError."""
         return self._read_manifest()

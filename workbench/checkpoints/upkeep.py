@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from workbench.checkpoints import files, git, side_store
-from workbench.checkpoints.history import Row, RowKind
+from workbench.checkpoints.history import RowKind
 from workbench.checkpoints.manifest import Manifest
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.checkpoints.system import failing
@@ -24,7 +24,21 @@ from workbench.vfs import paths, syscalls
 MANY_PACKS = 64
 """Each checkpoint makes a pack; beyond so many, looking for an object takes longer than collecting them."""
 
+_COLLECTING = "collecting"
+"""The file that is locked for as long as somebody collects; its mtime is when somebody last set out to."""
+
+_AGAIN_S = 10.0
+"""How soon after somebody set out to collect another one may."""
+
 _DAY_NS = 86_400_000_000_000
+_UPKEEP_NS = _DAY_NS // 24
+"""How long what was taken for ourselves stays: a command that runs compares with what was there before it."""
+
+_ROUNDS = 5
+"""How often what was added meanwhile is packed beside those who add, before they have to wait for it."""
+
+_HARDLY = 100
+"""A store that takes so much less than a session's contents may isn't looked through for what to drop."""
 _MAKES_SENSE_OF = (RowKind.LANDED, RowKind.FORK, RowKind.REWIND, RowKind.REDO, RowKind.DISCARD)
 """What going back goes by: the commits on the way, the levels of redo, the session before."""
 
@@ -33,8 +47,9 @@ _MAKES_SENSE_OF = (RowKind.LANDED, RowKind.FORK, RowKind.REWIND, RowKind.REDO, R
 class Retention:
     """How much of one session's checkpoints to keep.
 
-    `count` is of those that a listing shows, `days` their age, `size` the bytes of all contents that they alone hold,
-    uncompressed. What is newest stays first; steps of a message go before messages. The last checkpoint always stays.
+    `count` is of those that a listing shows, with the steps of messages; `days` is their age; `size` the bytes of all
+    contents that they alone hold, uncompressed. What is newest stays first; steps of a message go before messages. The last
+    checkpoint always stays, and for an hour what was taken for ourselves.
     """
 
     count: int = 1000
@@ -43,45 +58,51 @@ class Retention:
 
 
 def retain(store: CheckpointStore, session: str, policy: Retention, needed: Iterable[str] = ()) -> int:
-    """Drop what a session has beyond its retention, but for the commits `needed`; how many checkpoints went.
+    """Drop what a session has beyond its retention, but for the commits `needed`; how many went of those that are listed.
 
     Raises CheckpointError, OSError.
     """
     checkpoints = store.list(session)
     points = {store.called_now(commit) for commit in needed}
-    oldest_ns = time.time_ns() - int(policy.days * _DAY_NS)
+    now_ns = time.time_ns()
+    oldest_ns = now_ns - int(policy.days * _DAY_NS)
+
+    def stays(checkpoint: Checkpoint) -> bool:
+        is_young = not checkpoint.is_listed and checkpoint.created_at > now_ns - _UPKEEP_NS
+        return checkpoint.commit in points or checkpoint is checkpoints[0] or is_young
+
     kept: set[int] = set()
     seen: set[str] = set()
-    size = 0
+    size = listed = 0
+    # Reading every manifest takes by far the longest.
+    counts_bytes = disk_bytes(store) > policy.size // _HARDLY
     # What has to stay, then messages before their steps: of each, the newest first.
-    order = sorted(
-        checkpoints,
-        key=lambda each: (
-            each.commit not in points and each is not checkpoints[0],
-            bool(each.purpose.step),
-            -each.number,
-        ),
-    )
-    for checkpoint in order:
-        stays = checkpoint.commit in points or checkpoint is checkpoints[0]
-        if not stays and (
-            len(kept) >= policy.count
+    for checkpoint in sorted(checkpoints, key=lambda each: (not stays(each), bool(each.purpose.step), -each.number)):
+        must = stays(checkpoint)
+        if not must and (
+            not checkpoint.is_listed
+            or listed >= policy.count
             or size > policy.size
             or checkpoint.created_at < oldest_ns
-            or checkpoint.purpose.kind is RowKind.UPKEEP
         ):
             continue
-        added = {entry.blob: entry.size for entry in checkpoint.manifest.entries.values() if entry.blob}
+        added = _sizes(checkpoint) if counts_bytes and checkpoint.is_listed else {}
         size += sum(added[blob] for blob in added.keys() - seen)
-        if stays or size <= policy.size:
+        if must or size <= policy.size:
             seen |= added.keys()
             kept.add(checkpoint.number)
+            listed += checkpoint.is_listed
     oldest = min(kept, default=0)
 
-    def keep(row: Row) -> bool:
-        return row.number in kept or (row.number > oldest and RowKind(row.kind) in _MAKES_SENSE_OF)
+    def keep(number: int, kind: str) -> bool:
+        return number in kept or (number > oldest and kind in _MAKES_SENSE_OF)
 
-    return store.rewrite(session, keep)
+    store.rewrite(session, lambda row: keep(row.number, row.kind))
+    return sum(each.is_listed and not keep(each.number, each.purpose.kind) for each in checkpoints)
+
+
+def _sizes(checkpoint: Checkpoint) -> dict[str, int]:
+    return {entry.blob: entry.size for entry in checkpoint.manifest.entries.values() if entry.blob}
 
 
 def drop(store: CheckpointStore, session: str, checkpoint: Checkpoint) -> None:
@@ -140,8 +161,34 @@ class Collected:
 
 
 def wants_collection(store: CheckpointStore) -> bool:
-    """Whether there are so many packs that collecting them pays. Costs listing a directory."""
-    return git.is_there() and len(_packs(store)) > MANY_PACKS
+    """Whether there are so many packs that collecting them pays. Costs listing a directory. Raises OSError."""
+    return len(_packs(store)) > MANY_PACKS and git.is_there()
+
+
+def is_due(store: CheckpointStore) -> bool:
+    """As `wants_collection`, unless somebody was told so within the last seconds: who hears it sets out to. Raises OSError."""
+    if not wants_collection(store):
+        return False
+    path = os.path.join(store.directory, _COLLECTING)
+    with contextlib.suppress(FileNotFoundError):
+        if abs(time.time() - os.stat(path).st_mtime) < _AGAIN_S:
+            return False
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.utime(fd)
+    finally:
+        os.close(fd)
+    return True
+
+
+def is_collecting(store: CheckpointStore) -> bool:
+    """Whether somebody collects at this moment. Raises OSError."""
+    with _collecting(store) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def collect(store: CheckpointStore) -> Collected:
@@ -153,28 +200,42 @@ def collect(store: CheckpointStore) -> Collected:
     with failing("The checkpoint store couldn't be packed together"), _one_at_a_time(store):
         old, before = _packs(store), disk_bytes(store)
         _require_room(store, old)
-        tips = store.tips()
-        made = {_pack(store, tips, ())} if tips else set()
+        made: set[str] = set()
+        tips: frozenset[str] = frozenset()
         big = _Big(store)
-        with store.alone():
+        for attempt in range(_ROUNDS):
+            # What was added since may rely on what only an old pack has.
             now = store.tips()
-            if now != tips:
-                # What was added since may rely on what only an old pack has.
+            if now - tips:
                 made.add(_pack(store, now, tips))
-            _remove_packs(store, old - made)
-            big.remove_unneeded()
+                tips = now
+            with store.alone():
+                now = store.tips()
+                if now - tips:
+                    if attempt < _ROUNDS - 1:
+                        continue
+                    made.add(_pack(store, now, tips))
+                _remove_packs(store, old - made)
+                big.remove_unneeded()
+                break
         return Collected(before, disk_bytes(store))
+
+
+@contextlib.contextmanager
+def _collecting(store: CheckpointStore) -> Iterator[int]:
+    fd = os.open(os.path.join(store.directory, _COLLECTING), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
 def _one_at_a_time(store: CheckpointStore) -> Iterator[None]:
     """Collect while nobody else does; the kernel frees a killed holder's lock."""
-    fd = os.open(os.path.join(store.directory, "collecting"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with _collecting(store) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
 
 
 def _pack(store: CheckpointStore, wanted: frozenset[str], known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""`log --audit`: who landed, refused, rewound and dropped what, and whether that is still what was written."""
+"""`log --audit`: who landed, refused, rewound, dropped and pruned what, and whether that is still what was written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def _lines(record: AuditRecord) -> Iterator[str]:
     counts = ", ".join(_counted(kind, count) for kind, count in record.counts.items())
     about = record.commit_id or record.code
     who = record.user or str(record.uid)
-    words = [at, output.bold(record.action), about, f"by {who}", f"session {record.session}", counts]
+    of = f"session {record.session}" if record.session else ""
+    words = [at, output.bold(record.action), about, f"by {who}", of, counts]
     yield output.text("  ".join(word for word in words if word))
     if record.message:
         yield f"  {output.text(record.message)}"

@@ -97,7 +97,7 @@ async def purge_paths(context: Context, named: Iterable[str]) -> None:
     async with context.open() as workspace:
         for name in named:
             path = name.encode(errors="surrogateescape")
-            held = upkeep.purge(workspace.store, path)
+            held = workspace.purge(path)
             purged.append(PurgedReport(**dict(PathReport.of(path)), checkpoints=held))
             if not context.quiet and not context.json:
                 output.say(f"{output.count(held, 'checkpoint')} held {output.path(path)}; it's gone from them")

@@ -50,9 +50,7 @@ def log_entries(
     shown = [
         each
         for each in checkpoints
-        if each.purpose.kind is not RowKind.UPKEEP
-        and not each.purpose.step
-        and last[each.session, each.message_id, 0] is each
+        if each.is_listed and not each.purpose.step and last[each.session, each.message_id, 0] is each
     ]
     on_the_way = _on_the_way(checkpoints, called_now)
     after = {id(each): following for each, following in pairwise(checkpoints)}
