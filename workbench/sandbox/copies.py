@@ -21,15 +21,26 @@ import anyio.from_thread
 import anyio.to_thread
 
 from workbench.errors import SandboxError
-from workbench.sandbox import copier
 from workbench.sandbox.attach import AttachStream
 from workbench.sandbox.backend import OverlayMount
 from workbench.sandbox.bootstrap import loader
 from workbench.sandbox.engine import Engine
+from workbench.sandbox.tree_packer import Packer
+from workbench.sandbox.tree_stream import FRAME, FrameReader, FrameWriter
+from workbench.sandbox.tree_unpacker import Unpacker
 from workbench.vfs import marks, syscalls
 from workbench.vfs.local import LocalStorage
 
 T = TypeVar("T")
+
+_MODULES = ("tree_stream", "tree_directories", "tree_packer", "tree_unpacker")
+_AS_MODULE = """\
+import sys, types
+for name, source in {modules!r}:
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+exec(compile({program!r}, "copier", "exec"), {{"__name__": "__main__"}})
+"""
 
 UPPER_LABEL = "workbench.upper"
 """On a volume that holds an upper layer: the layer on this machine that it is read out into."""
@@ -38,6 +49,13 @@ _AT = "/layers"
 _OPEN_FILES = 4096
 _FRAME_LIMIT = 1 << 20
 _READ_SIZE = 256 << 10
+
+
+def program() -> str:
+    """The source of `copier.py` with all that it is made of, for a Python that has nothing of ours."""
+    here = Path(__file__).parent
+    modules = [(f"{__package__}.{name}", (here / f"{name}.py").read_text("utf-8")) for name in _MODULES]
+    return _AS_MODULE.format(modules=modules, program=(here / "copier.py").read_text("utf-8"))
 
 
 class Copies:
@@ -71,7 +89,7 @@ class Copies:
         await self._start()
         for number, mount in enumerate(self._mounts):
             with LocalStorage(os.fsencode(mount.lower)) as lower:
-                packer = copier.Packer(
+                packer = Packer(
                     lower.root_fd,
                     layer=False,
                     owner=self._owner(),
@@ -82,7 +100,7 @@ class Copies:
             if packer.unreadable:
                 report(f"{packer.unreadable} files of the workspace can't be read, and are empty and closed inside")
             with LocalStorage(os.fsencode(mount.upper)) as upper:
-                packer = copier.Packer(upper.root_fd, layer=True, owner=self._owner())
+                packer = Packer(upper.root_fd, layer=True, owner=self._owner())
                 await self._fill(f"{_AT}/{number}/upper/tree", f"{_AT}/{number}/upper/work", packer)
         return tuple(
             OverlayMount(f"{lower}/tree", f"{upper}/tree", f"{upper}/work", mount.target)
@@ -107,7 +125,7 @@ class Copies:
                 raise self._lost(f"{error.strerror}, here") from error
             request = {"do": "read", "tree": f"{_AT}/{number}/upper/tree", "whole": whole}
             with upper:
-                unpacker = copier.Unpacker(upper.root_fd, origins=self._origins[number])
+                unpacker = Unpacker(upper.root_fd, origins=self._origins[number])
                 try:
                     await self._send(_framed(request))
                     await self._in_thread(partial(self._unpack, unpacker, whole))
@@ -124,9 +142,9 @@ class Copies:
 
     # In a worker thread
 
-    def _unpack(self, unpacker: copier.Unpacker, whole: bool) -> None:
+    def _unpack(self, unpacker: Unpacker, whole: bool) -> None:
         try:
-            unpacker.unpack(copier.FrameReader(self._frame))
+            unpacker.unpack(FrameReader(self._frame))
             answer = bytearray()
             while piece := self._frame():
                 answer += piece
@@ -137,8 +155,8 @@ class Copies:
         finally:
             unpacker.close()
 
-    def _pack(self, packer: copier.Packer) -> None:
-        writer = copier.FrameWriter(self._send_from_thread)
+    def _pack(self, packer: Packer) -> None:
+        writer = FrameWriter(self._send_from_thread)
         packer.pack(writer, {})
         writer.end()
         self._frame()
@@ -147,7 +165,7 @@ class Copies:
         anyio.from_thread.run(self._send, data)
 
     def _frame(self) -> bytes:
-        size = copier.FRAME.unpack(self._exactly(copier.FRAME.size))[0]
+        size = FRAME.unpack(self._exactly(FRAME.size))[0]
         if size > _FRAME_LIMIT:
             raise self._lost(f"it sent a frame of {size} bytes")
         return self._exactly(size)
@@ -179,7 +197,7 @@ class Copies:
         ]
 
     async def _start(self) -> None:
-        source = Path(copier.__file__).read_bytes()
+        source = program().encode()
         await anyio.to_thread.run_sync(self._create, source)
         self._stream = await self._engine.attach(self._container)
         self._received.clear()
@@ -229,7 +247,7 @@ class Copies:
         self._engine.remove_container(self._container)
         self._engine.call("POST", "/containers/create", {"name": self._container}, body)
 
-    async def _fill(self, tree: str, beside: str, packer: copier.Packer) -> None:
+    async def _fill(self, tree: str, beside: str, packer: Packer) -> None:
         await self._send(_framed({"do": "fill", "tree": tree, "beside": beside}))
         await self._in_thread(partial(self._pack, packer))
 
@@ -309,7 +327,7 @@ def rescue(engine: Engine, name: str, label: str, image: Callable[[], str], dire
 
 def _framed(content: dict[str, Any]) -> bytes:
     data = json.dumps(content).encode()
-    return copier.FRAME.pack(len(data)) + data
+    return FRAME.pack(len(data)) + data
 
 
 def _remember(origins: dict[bytes, bytes], path: bytes, fd: int) -> None:
