@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import shutil
 import stat
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 from workbench.sandbox import copies
 from workbench.sandbox.removal import remove_below
+from workbench.sandbox.tree_departures import Departures
 from workbench.sandbox.tree_directories import open_directory
 from workbench.sandbox.tree_packer import Packer
 from workbench.sandbox.tree_stream import FRAME, FrameReader, FrameWriter, Known
@@ -122,12 +124,12 @@ class Stream:
         self._data.seek(0)
 
 
-def copy(source: Path, target: Path, known: Known | None = None) -> tuple[Known, set[bytes]]:
+def copy(source: Path, target: Path, known: Known | None = None, *, layer: bool = True) -> tuple[Known, set[bytes]]:
     """Pack what isn't known and unpack it; what is known now, and which paths came."""
     stream = Stream()
     with contextlib.closing(Root(source)) as root, contextlib.closing(Root(target)) as goal:
         writer = FrameWriter(stream.send)
-        now = Packer(root.fd, layer=True).pack(writer, known or {})
+        now = Packer(root.fd, layer=layer).pack(writer, known or {})
         writer.end()
         stream.rewind()
         unpacker = Unpacker(goal.fd)
@@ -351,6 +353,88 @@ def test_the_program_fills_a_tree_and_reads_out_what_changed_in_it(source: Path,
             unpacker.close()
         out.close()
         assert process.wait(timeout=120) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting an overlay takes root")
+@pytest.mark.parametrize("seed", range(20))
+def test_what_departs_from_a_merged_tree_is_an_upper_layer_that_makes_it_again(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    lower, upper, tree, work = (tmp_path / name for name in ("lower", "upper", "tree", "work"))
+    for path in (lower, upper, tree, work):
+        path.mkdir()
+    grow(lower, chance, 40)
+    with mounted(lower, upper, work, tmp_path / "merged") as merged:
+        grow(merged, chance, 20)
+        wanted = told(merged)
+    copy(lower, tree, layer=False)
+    with contextlib.closing(Root(tree)) as root, contextlib.closing(Root(upper)) as layer:
+        base = Departures(root.fd, {}).base()
+        stream = Stream()
+        Packer(layer.fd, layer=True).pack(FrameWriter(stream.send), {})
+        stream.send(FRAME.pack(0))
+        stream.rewind()
+        unpacker = Unpacker(root.fd, merge=True)
+        unpacker.unpack(FrameReader(stream.frame))
+        unpacker.close()
+        assert without_links(told(tree)) == without_links(wanted)
+        known: Known = dict.fromkeys(unpacker.paths)
+        for _ in range(3):
+            grow(tree, chance, 10)
+            stream = Stream()
+            now = Departures(root.fd, base).pack(FrameWriter(stream.send), known)
+            stream.send(FRAME.pack(0))
+            stream.rewind()
+            unpacker = Unpacker(layer.fd)
+            unpacker.unpack(FrameReader(stream.frame))
+            for path in known.keys() - now.keys():
+                unpacker.remove(path)
+            unpacker.close()
+            known = now
+            with mounted(lower, upper, work, tmp_path / "merged") as merged:
+                assert without_links(told(merged)) == without_links(told(tree))
+
+
+def grow(root: Path, chance: random.Random, steps: int) -> None:
+    """Change a tree as commands do: few names, so that everything meets everything."""
+    for number in range(steps):
+        path = root.joinpath(*chance.choices("abc", k=chance.randint(1, 3)))
+        other = root.joinpath(*chance.choices("abc", k=chance.randint(1, 3)))
+        with contextlib.suppress(OSError, shutil.Error):
+            match chance.randrange(9):
+                case 0 | 1:
+                    path.mkdir(parents=True)
+                case 2 | 3:
+                    path.write_text(f"{number}{chance.random()}")
+                case 4:
+                    shutil.rmtree(path)
+                case 5:
+                    path.unlink()
+                case 6:
+                    shutil.move(path, other)
+                case 7:
+                    path.symlink_to("b")
+                case 8:
+                    shutil.rmtree(path)
+                    path.mkdir()
+                    os.setxattr(path, "user.overlay.opaque", b"y")
+
+
+def without_links(found: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[object, ...]]:
+    """An overlay has its own numbers of links, and the times of directories that were merged."""
+    return {
+        path: (mode, content, attributes, owner) for path, (mode, content, attributes, owner, _, _) in found.items()
+    }
+
+
+@contextlib.contextmanager
+def mounted(lower: Path, upper: Path, work: Path, at: Path) -> Iterator[Path]:
+    at.mkdir(exist_ok=True)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr,index=off,xino=off"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(at)], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", str(at)], check=True)
 
 
 class TestAsAnOrdinaryUser:

@@ -15,7 +15,6 @@ from typing import Any, Callable, Iterator  # noqa: UP035  Python 3.8 has no oth
 
 from workbench.sandbox.tree_directories import Directories, itself
 from workbench.sandbox.tree_stream import (
-    CHUNK,
     ESCAPED,
     OPAQUE,
     ORIGIN,
@@ -26,11 +25,12 @@ from workbench.sandbox.tree_stream import (
     XATTR,
     Known,
     forget_members,
+    open_tar,
     signature,
     text,
 )
 
-_RACY_NS = 50_000_000
+RACY_NS = 50_000_000
 """A change can leave a time as it is within a tick of the clock, which is 10 ms at most."""
 
 
@@ -65,26 +65,14 @@ class Packer:
 
     def pack(self, sink: Any, known: Known) -> Known:
         """Write those entries that aren't `known` as they stand; what there is now."""
-        racy = time.time_ns() - _RACY_NS
+        racy = time.time_ns() - RACY_NS
         now: Known = {}
-        with tarfile.open(
-            fileobj=sink,
-            mode="w|",
-            format=tarfile.PAX_FORMAT,
-            encoding="utf-8",
-            errors="surrogateescape",
-            bufsize=CHUNK,
-        ) as tar:
+        with open_tar(sink) as tar:
             for path, parent, name, status in self._walk():
                 found = signature(status)
                 now[path] = None if status.st_ctime_ns >= racy else found
-                if known.get(path) == found:
-                    continue
-                try:
-                    self._add(tar, path, parent, name, status)
-                except FileNotFoundError:
+                if known.get(path) != found and not self._tell(tar, path, parent, name, status):
                     del now[path]
-                forget_members(tar)
         return now
 
     def signatures(self) -> Known:
@@ -141,6 +129,16 @@ class Packer:
             os.chmod(itself(self._directories.open(path)), mode)
         self._directories.close()
 
+    def _tell(self, tar: tarfile.TarFile, path: bytes, parent: int, name: bytes, status: os.stat_result) -> bool:
+        """Write an entry; False where it has gone."""
+        try:
+            self._add(tar, path, parent, name, status)
+        except FileNotFoundError:
+            return False
+        finally:
+            forget_members(tar)
+        return True
+
     def _add(self, tar: tarfile.TarFile, path: bytes, parent: int, name: bytes, status: os.stat_result) -> None:
         info = tarfile.TarInfo(text(path) or ".")
         info.mode = stat.S_IMODE(status.st_mode)
@@ -163,7 +161,7 @@ class Packer:
             info.type = tarfile.DIRTYPE
             with self._opened(parent, name, os.O_DIRECTORY) as fd:
                 if fd >= 0:
-                    self._describe(headers, fd)
+                    self._describe(headers, path, fd)
             tar.addfile(info)
         else:
             self._add_file(tar, info, headers, path, parent, name, status)
@@ -192,7 +190,7 @@ class Packer:
             elif not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise FileNotFoundError
             else:
-                self._describe(headers, fd)
+                self._describe(headers, path, fd)
                 info.size = os.fstat(fd).st_size
                 tar.addfile(info, _Exactly(fd))
 
@@ -228,7 +226,7 @@ class Packer:
         os.chmod(itself(entry), stat.S_IMODE(status.st_mode) | 0o400)
         return True
 
-    def _describe(self, headers: dict[str, str], fd: int) -> None:
+    def _describe(self, headers: dict[str, str], path: bytes, fd: int) -> None:
         for attribute in os.listxattr(fd):
             if not attribute.startswith("user."):
                 continue

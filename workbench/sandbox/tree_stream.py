@@ -9,7 +9,7 @@ import os
 import stat
 import struct
 import tarfile
-from typing import Callable, Dict, Optional, Tuple  # noqa: UP035  Python 3.8 evaluates the aliases below
+from typing import Any, Callable, Dict, Optional, Tuple  # noqa: UP035  Python 3.8 evaluates the aliases below
 
 FRAME = struct.Struct("!I")
 CHUNK = 256 << 10
@@ -81,6 +81,13 @@ def signature(status: os.stat_result) -> Signature:
         status.st_nlink if not stat.S_ISDIR(status.st_mode) else 0,
         status.st_mtime_ns,
         status.st_ctime_ns,
+    )
+
+
+def open_tar(sink: Any) -> tarfile.TarFile:
+    """A tar that is written to a sink as it comes."""
+    return tarfile.open(
+        fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape", bufsize=CHUNK
     )
 
 

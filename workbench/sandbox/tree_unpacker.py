@@ -11,6 +11,7 @@ from workbench.sandbox.tree_directories import BELOW, Directories, itself, open_
 from workbench.sandbox.tree_packer import Packer
 from workbench.sandbox.tree_stream import (
     CHUNK,
+    ESCAPED,
     OPAQUE,
     ORIGIN,
     OVERLAY,
@@ -31,11 +32,13 @@ _ZEROS = bytes(64 << 10)
 class Unpacker:
     """Writes what a `Packer` wrote into a tree that nobody else writes in; `close` it, which sets times and modes."""
 
-    def __init__(self, root: int, *, origins: dict[bytes, bytes] | None = None) -> None:
+    def __init__(self, root: int, *, origins: dict[bytes, bytes] | None = None, merge: bool = False) -> None:
         """Args:
         root: a descriptor of the tree's root.
         origins: the mark of a directory that was copied up, by path, as far as it's known; else it is an empty one.
+        merge: whether what comes is an upper layer, and the tree the lower one, to become what both are together.
         """
+        self._merge = merge
         self._root = root
         self._origins = origins or {}
         self._directories = Directories(root)
@@ -95,6 +98,8 @@ class Unpacker:
         check(path)
         dir_fd, name = self._place(path)
         if member.isdir():
+            if self._merge and PAX_OPAQUE in member.pax_headers:
+                self._clear(dir_fd, name)
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
                     os.unlink(name, dir_fd=dir_fd)
@@ -107,7 +112,8 @@ class Unpacker:
                 os.close(fd)
         elif member.ischr():
             self._clear(dir_fd, name)
-            os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
+            if not self._merge:
+                os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
         elif member.isreg() or member.issym() or member.islnk() or member.isfifo():
             self._stage(tar, member, dir_fd)
             with contextlib.suppress(FileNotFoundError):
@@ -155,8 +161,8 @@ class Unpacker:
             fd = os.open(_STAGED, flags, 0o600, dir_fd=dir_fd)
             try:
                 self._write(fd, tar, member)
-                _set_attributes(itself(fd), member)
-                if PAX_COPIED in member.pax_headers:
+                self._set_attributes(itself(fd), member)
+                if PAX_COPIED in member.pax_headers and not self._merge:
                     os.setxattr(fd, ORIGIN, b"")
                 _give(itself(fd), member)
                 os.fchmod(fd, member.mode)
@@ -186,6 +192,16 @@ class Unpacker:
         if os.geteuid() and os.fstat(fd).st_mode & 0o700 != 0o700:
             os.chmod(target, 0o700)
         there = os.listxattr(target)
+        if not self._merge:
+            self._mark(target, path, member, there)
+        for attribute in there:
+            if attribute.startswith("user.") and not attribute.startswith(OVERLAY):
+                os.removexattr(target, attribute)
+        self._set_attributes(target, member)
+        _give(target, member)
+        self._finish[path] = (member.mode, _mtime_ns(member))
+
+    def _mark(self, target: str, path: bytes, member: tarfile.TarInfo, there: list[str]) -> None:
         if PAX_OPAQUE in member.pax_headers:
             os.setxattr(target, OPAQUE, b"y")
         elif OPAQUE in there:
@@ -195,12 +211,14 @@ class Unpacker:
                 os.removexattr(target, ORIGIN)
         elif ORIGIN not in there or not os.getxattr(target, ORIGIN):
             os.setxattr(target, ORIGIN, self._origins.get(path, b""))
-        for attribute in there:
-            if attribute.startswith("user.") and not attribute.startswith(OVERLAY):
-                os.removexattr(target, attribute)
-        _set_attributes(target, member)
-        _give(target, member)
-        self._finish[path] = (member.mode, _mtime_ns(member))
+
+    def _set_attributes(self, target: str, member: tarfile.TarInfo) -> None:
+        for header, value in member.pax_headers.items():
+            if header.startswith(XATTR):
+                name = os.fsdecode(bytes.fromhex(header[len(XATTR) :]))
+                if self._merge and name.startswith(ESCAPED):
+                    name = OVERLAY + name[len(ESCAPED) :]
+                os.setxattr(target, name, bytes.fromhex(value[1:]))
 
     def _place(self, path: bytes) -> tuple[int, bytes]:
         """The directory that holds a path, made fit to be written in, and the name in it."""
@@ -266,12 +284,6 @@ class Unpacker:
 def _unlink(dir_fd: int, name: bytes) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=dir_fd)
-
-
-def _set_attributes(target: str, member: tarfile.TarInfo) -> None:
-    for name, value in member.pax_headers.items():
-        if name.startswith(XATTR):
-            os.setxattr(target, bytes.fromhex(name[len(XATTR) :]), bytes.fromhex(value[1:]))
 
 
 def _give(target: str, member: tarfile.TarInfo) -> None:
