@@ -19,7 +19,8 @@ from tests.needed import need_program, unavailable
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from tests.waiting import wait_until
 
-KINDS = ("docker", "docker with remapped users", "rootless docker", "podman", "rootless podman")
+_OF_USERS = ("docker with remapped users", "rootless docker", "rootless podman")
+KINDS = (*_OF_USERS, "docker", "podman")
 
 # As `sandbox_images/engine` starts one: it needs nothing of this machine's network.
 _FLAGS = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false")
@@ -48,6 +49,8 @@ class PrivateEngine:
             self._argv = self._dockerd(f"--userns-remap={user.name}")
         else:
             self._argv = self._dockerd()
+        if kind == "docker with volumes on an overlay":
+            self._mount_overlay()
         for name in ("run", "home"):
             (directory / name).mkdir(mode=0o700)
         # Remapped users have to get through to what is theirs.
@@ -60,6 +63,17 @@ class PrivateEngine:
         at = self._directory
         places = ["--data-root", f"{at}/data", "--exec-root", f"{at}/run/exec", "--pidfile", f"{at}/pid"]
         return ["dockerd", "-H", self.host, *places, *_FLAGS, *flags]
+
+    def _mount_overlay(self) -> None:
+        """Over what is on an overlay already, as everything is in a container, the kernel mounts no other one."""
+        layers = [self._directory / name for name in ("lower", "upper", "work", "data/volumes")]
+        for layer in layers:
+            layer.mkdir(parents=True)
+        # What isn't shared yet dockerd mounts over itself, and what is mounted below would be gone.
+        data = str(layers[3].parent)
+        subprocess.run(["mount", "--bind", "--make-shared", data, data], check=True)
+        options = "lowerdir={},upperdir={},workdir={}".format(*layers)
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(layers[3])], check=True)
 
     def _rootlesskit(self) -> list[str]:
         options = ["--net=host", "--copy-up=/etc", "--copy-up=/run", "--propagation=rslave"]
@@ -166,7 +180,10 @@ def _mounts_below(directory: Path) -> list[str]:
 
 @contextmanager
 def private_engine(image: str, kind: str = "docker") -> Iterator[PrivateEngine]:
-    """An engine of one's own, of one of `KINDS`, that has an image; skips where none can be started, fails there in CI."""
+    """An engine of one's own, of one of `KINDS`, or `docker with volumes on an overlay`, that has an image.
+
+    Skips where none can be started, fails there in CI.
+    """
     if os.geteuid() != 0:
         pytest.skip("starting an engine takes root")
     need_program("podman" if kind.endswith("podman") else "dockerd", _PATH)
@@ -175,7 +192,7 @@ def private_engine(image: str, kind: str = "docker") -> Iterator[PrivateEngine]:
     if kind == "rootless docker":
         need_program("rootlesskit", _PATH)
     with ExitStack() as stack:
-        user = stack.enter_context(ordinary_user()) if kind not in ("docker", "podman") else None
+        user = stack.enter_context(ordinary_user()) if kind in _OF_USERS else None
         # Not below pytest's own directory: a socket's path must be short.
         engine = PrivateEngine(kind, Path(tempfile.mkdtemp(prefix="wb-engine-")), user)
         stack.callback(engine.clear)

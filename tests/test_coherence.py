@@ -91,7 +91,7 @@ class Inside:
             stream.close()
 
 
-@pytest.fixture(params=["mounted", "copied", "namespace"])
+@pytest.fixture(params=["mounted", "copied", "plain", "namespace"])
 def options(request: pytest.FixtureRequest, tmp_path: Path) -> SandboxOptions:
     if request.param != "namespace":
         request.getfixturevalue("engine")

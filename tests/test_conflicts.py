@@ -31,9 +31,9 @@ def workspace(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["mounted", "copied"], autouse=True)
+@pytest.fixture(params=["mounted", "copied", "plain"], autouse=True)
 def sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether the engine gets at our files, or has copies of them."""
+    """Whether the engine gets at our files, or has copies of them, with an overlay or without."""
     monkeypatch.setenv("WORKBENCH_SHARING", request.param)
     return str(request.param)
 

@@ -34,7 +34,7 @@ from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
 from workbench.sandbox.client import KeeperClient
 from workbench.sandbox.egress.options import Egress
 from workbench.sandbox.facts import KeeperInfo
-from workbench.sandbox.probe import pick
+from workbench.sandbox.probe import WAYS_OF_SHARING, pick
 from workbench.sandbox.targets import DEFAULT_HOME, target_for
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs import paths
@@ -72,8 +72,9 @@ class SandboxOptions:
     None are those of the warm sandbox, else the default ones. `idle_seconds` is how long a sandbox without commands
     stays. `runtime` is the engine's, such as runsc, `$WORKBENCH_RUNTIME` where it isn't given. `sharing` is `mounted`, or
     `copied`: then a container engine works on copies of the layers, as one that doesn't share this machine's files must;
-    `$WORKBENCH_SHARING` where it isn't given. `keep_home` has the home directory inside kept with the session, from then
-    on. `egress` is what the commands that are run with these options may reach.
+    or `plain`, where it can mount no overlay either; `$WORKBENCH_SHARING` where it isn't given. `keep_home` has the home
+    directory inside kept with the session, from then on. `egress` is what the commands that are run with these options
+    may reach.
     """
 
     backend: str = "auto"
@@ -180,9 +181,10 @@ class Mounting:
         if preference == "auto" and (record.backend_asked or record.backend == "docker"):
             preference = record.backend
         image = images.reference(self.options.image or record.image)
-        if self.options.sharing not in ("mounted", "copied"):
+        if self.options.sharing not in WAYS_OF_SHARING:
             raise OptionsError(
-                f"There is no way of sharing called {self.options.sharing!r}.", hint="Choose mounted or copied."
+                f"There is no way of sharing called {self.options.sharing!r}.",
+                hint=f"Choose one of {', '.join(WAYS_OF_SHARING)}.",
             )
         spec = await to_thread.run_sync(self._spec, image)
         picked = await pick(preference, spec, self._state.path, report)
@@ -193,7 +195,7 @@ class Mounting:
             why = "this session was given it (--backend names another one)" if kept else picked.why
             report(f"using the {picked.backend} backend: {why}. Compared with docker it has {picked.isolation}")
         elif picked.result.sharing != self.options.sharing:
-            report(f"the engine works on copies of the workspace: {picked.result.reason}")
+            report(f"the engine works on {picked.result.way}: {picked.result.reason}")
         begins = not record.image and not self.options.image
         if begins and picked.backend == "docker" and (offered := devcontainer.offered(self._lower)):
             report(offered)

@@ -67,6 +67,13 @@ class TestDockerWithCopies(Kept):
     options = {"sharing": "copied"}  # noqa: RUF012
 
 
+@pytest.mark.engine
+@pytest.mark.usefixtures("engine")
+class TestDockerWithPlainCopies(Kept):
+    backend = "docker"
+    options = {"sharing": "plain"}  # noqa: RUF012
+
+
 @pytest.mark.usefixtures("namespaces")
 class TestNamespace(Kept):
     options = {"runtime": "plain"}  # noqa: RUF012

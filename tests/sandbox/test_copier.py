@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import shutil
 import stat
 import subprocess
@@ -17,8 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from workbench.sandbox import copier
+from workbench.sandbox import copies
 from workbench.sandbox.removal import remove_below
+from workbench.sandbox.tree_departures import Departures
+from workbench.sandbox.tree_directories import open_directory
+from workbench.sandbox.tree_packer import Packer
+from workbench.sandbox.tree_stream import FRAME, FrameReader, FrameWriter, Known
+from workbench.sandbox.tree_unpacker import Unpacker
 
 NAMES = (b"new\nline", b"\xff\xfe", b" sp ace ", b"back\\slash", b"a=b", b"\xc3\xa9", b"-dash", b"...", b"n" * 255)
 LEVEL = "l" * 200
@@ -111,23 +117,23 @@ class Stream:
         self._data.write(data)
 
     def frame(self) -> bytes:
-        size = copier.FRAME.unpack(self._data.read(copier.FRAME.size))[0]
+        size = FRAME.unpack(self._data.read(FRAME.size))[0]
         return self._data.read(size)
 
     def rewind(self) -> None:
         self._data.seek(0)
 
 
-def copy(source: Path, target: Path, known: copier.Known | None = None) -> tuple[copier.Known, set[bytes]]:
+def copy(source: Path, target: Path, known: Known | None = None, *, layer: bool = True) -> tuple[Known, set[bytes]]:
     """Pack what isn't known and unpack it; what is known now, and which paths came."""
     stream = Stream()
     with contextlib.closing(Root(source)) as root, contextlib.closing(Root(target)) as goal:
-        writer = copier.FrameWriter(stream.send)
-        now = copier.Packer(root.fd, layer=True).pack(writer, known or {})
+        writer = FrameWriter(stream.send)
+        now = Packer(root.fd, layer=layer).pack(writer, known or {})
         writer.end()
         stream.rewind()
-        unpacker = copier.Unpacker(goal.fd)
-        unpacker.unpack(copier.FrameReader(stream.frame))
+        unpacker = Unpacker(goal.fd)
+        unpacker.unpack(FrameReader(stream.frame))
         for path in known or {}:
             if path not in now:
                 unpacker.remove(path)
@@ -156,7 +162,7 @@ def test_a_tree_deeper_than_a_path_can_be_long_comes_through(tmp_path: Path, tar
     os.close(here)
     copy(source, target)
     with contextlib.closing(Root(target)) as root:
-        bottom = copier.open_directory(root.fd, b"/".join([LEVEL.encode()] * DEPTH), os.O_RDONLY)
+        bottom = open_directory(root.fd, b"/".join([LEVEL.encode()] * DEPTH), os.O_RDONLY)
         with open(os.open("end", os.O_RDONLY, dir_fd=bottom)) as file:
             assert file.read() == "reached"
         os.close(bottom)
@@ -164,10 +170,10 @@ def test_a_tree_deeper_than_a_path_can_be_long_comes_through(tmp_path: Path, tar
         remove_below(root.fd)
 
 
-def settle(root: Path) -> copier.Known:
+def settle(root: Path) -> Known:
     """What there is, without the doubt about what has just changed."""
     with contextlib.closing(Root(root)) as opened:
-        return copier.Packer(opened.fd, layer=True).signatures()
+        return Packer(opened.fd, layer=True).signatures()
 
 
 def test_only_what_changed_is_sent_and_everything_is_the_same_after_it(source: Path, target: Path) -> None:
@@ -221,7 +227,7 @@ def test_what_is_nothing_but_zeros_takes_no_room(source: Path, target: Path) -> 
         assert file.read(4) == b"end\0"
 
 
-def forged(*members: tuple[tarfile.TarInfo, bytes]) -> copier.FrameReader:
+def forged(*members: tuple[tarfile.TarInfo, bytes]) -> FrameReader:
     """A tree that no packer wrote."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -230,11 +236,11 @@ def forged(*members: tuple[tarfile.TarInfo, bytes]) -> copier.FrameReader:
             info.pax_headers = {"mtime": "1.0"}
             tar.addfile(info, io.BytesIO(content))
     stream = Stream()
-    writer = copier.FrameWriter(stream.send)
+    writer = FrameWriter(stream.send)
     writer.write(data.getvalue())
     writer.end()
     stream.rewind()
-    return copier.FrameReader(stream.frame)
+    return FrameReader(stream.frame)
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
@@ -247,7 +253,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 def test_no_name_leads_out_of_the_tree(tmp_path: Path, target: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
     with contextlib.closing(Root(target)) as root:
-        unpacker = copier.Unpacker(root.fd)
+        unpacker = Unpacker(root.fd)
         with pytest.raises(ValueError, match="leads out"):
             unpacker.unpack(forged((member(name), b"evil")))
         unpacker.close()
@@ -266,7 +272,7 @@ def test_no_symlink_is_followed_on_the_way(tmp_path: Path, target: Path) -> None
         [(member("link", tarfile.SYMTYPE, str(outside)), b""), (member("hard", tarfile.LNKTYPE, "link/file"), b"")],
     ):
         with contextlib.closing(Root(target)) as root:
-            unpacker = copier.Unpacker(root.fd)
+            unpacker = Unpacker(root.fd)
             with contextlib.suppress(OSError, ValueError):
                 unpacker.unpack(forged(*forgery))
             with contextlib.suppress(OSError):
@@ -281,7 +287,7 @@ def test_a_file_over_a_symlink_takes_its_place(tmp_path: Path, target: Path) -> 
     (tmp_path / "kept").write_text("mine")
     (target / "name").symlink_to(tmp_path / "kept")
     with contextlib.closing(Root(target)) as root:
-        unpacker = copier.Unpacker(root.fd)
+        unpacker = Unpacker(root.fd)
         unpacker.unpack(forged((member("name"), b"new")))
         unpacker.close()
     assert (tmp_path / "kept").read_text() == "mine"
@@ -291,7 +297,7 @@ def test_a_file_over_a_symlink_takes_its_place(tmp_path: Path, target: Path) -> 
 @pytest.mark.parametrize("kind", [tarfile.BLKTYPE, b"?"])
 def test_an_entry_of_another_kind_is_refused(target: Path, kind: bytes) -> None:
     with contextlib.closing(Root(target)) as root:
-        unpacker = copier.Unpacker(root.fd)
+        unpacker = Unpacker(root.fd)
         with pytest.raises(ValueError, match="kind"):
             unpacker.unpack(forged((member("x", kind), b"")))
         unpacker.close()
@@ -302,7 +308,7 @@ def test_a_device_is_never_more_than_a_whiteout(target: Path) -> None:
     device = member("x", tarfile.CHRTYPE)
     device.devmajor, device.devminor = 1, 3
     with contextlib.closing(Root(target)) as root:
-        unpacker = copier.Unpacker(root.fd)
+        unpacker = Unpacker(root.fd)
         unpacker.unpack(forged((device, b"")))
         unpacker.close()
     assert (target / "x").lstat().st_rdev == 0
@@ -311,7 +317,7 @@ def test_a_device_is_never_more_than_a_whiteout(target: Path) -> None:
 def test_the_program_fills_a_tree_and_reads_out_what_changed_in_it(source: Path, target: Path, tmp_path: Path) -> None:
     inside = tmp_path / "volume" / "tree"
     inside.parent.mkdir()
-    command = [sys.executable, "-I", "-S", copier.__file__]
+    command = [sys.executable, "-I", "-S", "-c", copies.program()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -323,15 +329,15 @@ def test_the_program_fills_a_tree_and_reads_out_what_changed_in_it(source: Path,
 
         def ask(content: object) -> None:
             data = json.dumps(content).encode()
-            send(copier.FRAME.pack(len(data)) + data)
+            send(FRAME.pack(len(data)) + data)
 
         def frame() -> bytes:
-            return back.read(copier.FRAME.unpack(back.read(copier.FRAME.size))[0])
+            return back.read(FRAME.unpack(back.read(FRAME.size))[0])
 
         ask({"do": "fill", "tree": str(inside)})
         with contextlib.closing(Root(source)) as root:
-            writer = copier.FrameWriter(send)
-            copier.Packer(root.fd, layer=True).pack(writer, {})
+            writer = FrameWriter(send)
+            Packer(root.fd, layer=True).pack(writer, {})
             writer.end()
         assert frame() == b"{}"
         assert told(inside) == told(source)
@@ -339,14 +345,96 @@ def test_the_program_fills_a_tree_and_reads_out_what_changed_in_it(source: Path,
         (inside / "made").write_text("made")
         ask({"do": "read", "tree": str(inside), "whole": False})
         with contextlib.closing(Root(target)) as goal:
-            unpacker = copier.Unpacker(goal.fd)
-            unpacker.unpack(copier.FrameReader(frame))
+            unpacker = Unpacker(goal.fd)
+            unpacker.unpack(FrameReader(frame))
             assert unpacker.paths == {b"", b"made"}
             assert json.loads(frame())["removed"] == [b"empty".hex()]
             assert frame() == b""
             unpacker.close()
         out.close()
         assert process.wait(timeout=120) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting an overlay takes root")
+@pytest.mark.parametrize("seed", range(20))
+def test_what_departs_from_a_merged_tree_is_an_upper_layer_that_makes_it_again(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    lower, upper, tree, work = (tmp_path / name for name in ("lower", "upper", "tree", "work"))
+    for path in (lower, upper, tree, work):
+        path.mkdir()
+    grow(lower, chance, 40)
+    with mounted(lower, upper, work, tmp_path / "merged") as merged:
+        grow(merged, chance, 20)
+        wanted = told(merged)
+    copy(lower, tree, layer=False)
+    with contextlib.closing(Root(tree)) as root, contextlib.closing(Root(upper)) as layer:
+        base = Departures(root.fd, {}).base()
+        stream = Stream()
+        Packer(layer.fd, layer=True).pack(FrameWriter(stream.send), {})
+        stream.send(FRAME.pack(0))
+        stream.rewind()
+        unpacker = Unpacker(root.fd, merge=True)
+        unpacker.unpack(FrameReader(stream.frame))
+        unpacker.close()
+        assert without_links(told(tree)) == without_links(wanted)
+        known: Known = dict.fromkeys(unpacker.paths)
+        for _ in range(3):
+            grow(tree, chance, 10)
+            stream = Stream()
+            now = Departures(root.fd, base).pack(FrameWriter(stream.send), known)
+            stream.send(FRAME.pack(0))
+            stream.rewind()
+            unpacker = Unpacker(layer.fd)
+            unpacker.unpack(FrameReader(stream.frame))
+            for path in known.keys() - now.keys():
+                unpacker.remove(path)
+            unpacker.close()
+            known = now
+            with mounted(lower, upper, work, tmp_path / "merged") as merged:
+                assert without_links(told(merged)) == without_links(told(tree))
+
+
+def grow(root: Path, chance: random.Random, steps: int) -> None:
+    """Change a tree as commands do: few names, so that everything meets everything."""
+    for number in range(steps):
+        path = root.joinpath(*chance.choices("abc", k=chance.randint(1, 3)))
+        other = root.joinpath(*chance.choices("abc", k=chance.randint(1, 3)))
+        with contextlib.suppress(OSError, shutil.Error):
+            match chance.randrange(9):
+                case 0 | 1:
+                    path.mkdir(parents=True)
+                case 2 | 3:
+                    path.write_text(f"{number}{chance.random()}")
+                case 4:
+                    shutil.rmtree(path)
+                case 5:
+                    path.unlink()
+                case 6:
+                    shutil.move(path, other)
+                case 7:
+                    path.symlink_to("b")
+                case 8:
+                    shutil.rmtree(path)
+                    path.mkdir()
+                    os.setxattr(path, "user.overlay.opaque", b"y")
+
+
+def without_links(found: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[object, ...]]:
+    """An overlay has its own numbers of links, and the times of directories that were merged."""
+    return {
+        path: (mode, content, attributes, owner) for path, (mode, content, attributes, owner, _, _) in found.items()
+    }
+
+
+@contextlib.contextmanager
+def mounted(lower: Path, upper: Path, work: Path, at: Path) -> Iterator[Path]:
+    at.mkdir(exist_ok=True)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr,index=off,xino=off"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(at)], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", str(at)], check=True)
 
 
 class TestAsAnOrdinaryUser:
@@ -370,8 +458,8 @@ class TestAsAnOrdinaryUser:
         (source / "empty").chmod(0)
         stream = Stream()
         with contextlib.closing(Root(source)) as root:
-            packer = copier.Packer(root.fd, layer=False)
-            packer.pack(copier.FrameWriter(stream.send), {})
+            packer = Packer(root.fd, layer=False)
+            packer.pack(FrameWriter(stream.send), {})
         assert packer.unreadable == 1
         (source / "empty").chmod(0o600)
 

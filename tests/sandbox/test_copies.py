@@ -20,9 +20,11 @@ from workbench.sandbox.engine import Engine
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine")]
 
 
-@pytest.fixture(autouse=True)
-def copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORKBENCH_SHARING", "copied")
+@pytest.fixture(params=["copied", "plain"], autouse=True)
+def sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With an overlay over the copies, and without."""
+    monkeypatch.setenv("WORKBENCH_SHARING", request.param)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -38,11 +40,14 @@ def bench(state: Path, workspace: Path) -> Bench:
     return Bench(workspace)
 
 
-def test_a_whole_session_goes_as_it_does_on_shared_files_and_leaves_nothing(bench: Bench, workspace: Path) -> None:
+def test_a_whole_session_goes_as_it_does_on_shared_files_and_leaves_nothing(
+    bench: Bench, workspace: Path, sharing: str
+) -> None:
     before = snapshot(workspace)
     assert bench.inside() == snapshot(workspace, times=False)
     _, name = bench.running()
-    assert len(left_of(name)) == 5
+    # Two containers, the volumes of the layers, and that of the overlay where there is one.
+    assert len(left_of(name)) == (5 if sharing == "copied" else 4)
     assert any("copying" in line for line in bench.said)
     bench.sh(
         "echo more >> README.md; rm -r docs; mkdir docs; echo new > docs/new; ln -s docs/new ln; mv src/main.py moved"
@@ -77,10 +82,10 @@ def test_what_is_read_outside_is_what_a_running_command_has_written(bench: Bench
 
 
 @pytest.mark.anyio
-async def test_a_start_that_fails_leaves_neither_volumes_nor_changes(tmp_path: Path) -> None:
+async def test_a_start_that_fails_leaves_neither_volumes_nor_changes(sharing: str, tmp_path: Path) -> None:
     layers = Layers(tmp_path / "layers")
     (layers.upper / "kept").write_text("kept")
-    backend = backend_of(spec("docker", layers.mount, sharing="copied", runtime="no-such-runtime"))
+    backend = backend_of(spec("docker", layers.mount, sharing=sharing, runtime="no-such-runtime"))
     with pytest.raises(SandboxError):
         await backend.start(lambda line: None)
     assert left_of(backend.name) == []
@@ -88,12 +93,12 @@ async def test_a_start_that_fails_leaves_neither_volumes_nor_changes(tmp_path: P
 
 
 @pytest.mark.anyio
-async def test_the_probe_does_the_whole_cycle_with_copies(tmp_path: Path) -> None:
-    what = spec("auto", sharing="copied", uid=os.getuid() or 1234, gid=os.getgid() or 1234)
+async def test_the_probe_does_the_whole_cycle_with_copies(sharing: str, tmp_path: Path) -> None:
+    what = spec("auto", sharing=sharing, uid=os.getuid() or 1234, gid=os.getgid() or 1234)
     picked = await probe.pick("auto", what, str(tmp_path))
-    assert (picked.backend, picked.result.sharing) == ("docker", "copied")
-    assert "with copies of our files" in picked.why
-    assert (await probe.probe_docker(what, str(tmp_path))).sharing == "copied"
+    assert (picked.backend, picked.result.sharing) == ("docker", sharing)
+    assert f"with {picked.result.way}: They were asked for" in picked.why
+    assert (await probe.probe_docker(what, str(tmp_path))).sharing == sharing
     assert (await probe.probe_docker(replace(what, sharing="mounted"), str(tmp_path))).sharing == "mounted"
 
 
@@ -110,13 +115,13 @@ async def test_where_a_mount_of_our_files_fails_the_probe_takes_copies_and_says_
 
 
 AS_USER = """
-import os
+import os, sys
 from pathlib import Path
 from tests.bench import Bench
 os.environ["WORKBENCH_STATE"] = os.path.abspath("state")
 Path("w").mkdir()
 Path("w/old").write_text("old")
-bench = Bench(os.path.abspath("w"), sharing="copied")
+bench = Bench(os.path.abspath("w"), sharing=sys.argv[1])
 bench.sh("id -u; echo new > new; rm old; mkdir closed; echo x > closed/x; chmod 0 closed")
 assert bench.told() == {b"new": "added", b"old": "deleted"}, bench.told()
 upper = Path(bench.overlay, "upper")
@@ -139,5 +144,5 @@ def user() -> Iterator[OrdinaryUser]:
 
 
 @pytest.mark.root
-def test_an_ordinary_user_keeps_everything_of_its_own(user: OrdinaryUser) -> None:
-    user.run(AS_USER)
+def test_an_ordinary_user_keeps_everything_of_its_own(user: OrdinaryUser, sharing: str) -> None:
+    user.run(AS_USER, sharing)

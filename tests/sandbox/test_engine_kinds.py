@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.conftest import ROOT
 from tests.engines import KINDS, private_engine
+from tests.sandbox.support import spec
+from workbench.sandbox import probe
 
 pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.usefixtures("engine")]
 
@@ -33,4 +36,17 @@ def test_a_sandbox_on_any_kind_of_engine_keeps_every_promise_and_leaves_nothing(
             done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert " skipped" not in done.stdout, done.stdout
+        assert engine.left() == []
+
+
+def test_an_engine_that_can_mount_no_overlay_gets_a_plain_copy_and_the_probe_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with private_engine(_IMAGE, "docker with volumes on an overlay") as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.host)
+        what = spec("auto", uid=1234, gid=1234, image=_IMAGE, sharing="copied")
+        picked = anyio.run(probe.pick, "auto", what, str(tmp_path))
+        assert (picked.backend, picked.result.sharing) == ("docker", "plain")
+        assert "no overlay" in picked.why
+        assert "With copies of our files: The engine can't mount the overlay" in picked.why
         assert engine.left() == []

@@ -34,9 +34,14 @@ def workspace(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(params=["copied", "plain"])
+def sharing(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def bench(state: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setenv("WORKBENCH_SHARING", "copied")
+def bench(state: Path, workspace: Path, sharing: str, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("WORKBENCH_SHARING", sharing)
     return Bench(workspace)
 
 
@@ -55,7 +60,7 @@ def test_what_a_killed_keeper_left_in_the_engine_is_read_out(bench: Bench) -> No
     assert not os.path.exists(os.path.dirname(socket))
 
 
-@pytest.mark.parametrize("sharing", ["mounted", "copied"])
+@pytest.mark.parametrize("sharing", ["mounted", "copied", "plain"])
 def test_whenever_a_keeper_is_killed_the_next_command_loses_nothing_and_leaves_nothing(
     state: Path, workspace: Path, sharing: str
 ) -> None:
@@ -97,9 +102,9 @@ def test_a_keeper_whose_overlay_was_removed_ends_and_leaves_nothing(bench: Bench
 
 
 @pytest.mark.anyio
-async def test_what_cannot_be_read_out_stays_in_the_engine_until_it_can(tmp_path: Path) -> None:
+async def test_what_cannot_be_read_out_stays_in_the_engine_until_it_can(sharing: str, tmp_path: Path) -> None:
     layers = Layers(tmp_path / "layers", owner=(os.getuid(), os.getgid()))
-    what = spec("docker", layers.mount, sharing="copied")
+    what = spec("docker", layers.mount, sharing=sharing)
     backend = backend_of(what)
     inside = Inside(backend, await backend.start(lambda line: None))
     assert await inside.line() == "here"
@@ -130,7 +135,7 @@ def test_a_volume_that_the_engine_made_for_a_container_without_one_goes_with_it(
     assert left_of(name) == []
 
 
-def test_a_copy_that_was_never_complete_is_dropped_and_nothing_of_it_read_out(bench: Bench) -> None:
+def test_a_copy_that_was_never_complete_is_dropped_and_nothing_of_it_read_out(bench: Bench, sharing: str) -> None:
     bench.sh("echo kept > kept")
     _, name = bench.running()
     bench.stop()
@@ -139,18 +144,26 @@ def test_a_copy_that_was_never_complete_is_dropped_and_nothing_of_it_read_out(be
     engine = Engine()
     label = {docker.NAME_LABEL: name}
     mount = replace(Layers(upper.parent / "other").mount, upper=str(upper))
-    copies = Copies(engine, name, images.available("", print, engine=engine), label, (mount,))
+    copies = Copies(
+        engine, name, images.available("", print, engine=engine), label, (mount,), merged=sharing == "plain"
+    )
     copies._make_volumes()
-    rescue(engine, name, f"{docker.NAME_LABEL}={name}", lambda: "never needed", str(upper.parent))
+    rescue(
+        engine,
+        name,
+        f"{docker.NAME_LABEL}={name}",
+        lambda: images.available("", print, engine=engine),
+        str(upper.parent),
+    )
     assert snapshot(upper) == before
     docker.remove(engine, name)
     assert left_of(name) == []
 
 
 @pytest.mark.anyio
-async def test_a_container_that_reads_and_was_lost_is_replaced(tmp_path: Path) -> None:
+async def test_a_container_that_reads_and_was_lost_is_replaced(sharing: str, tmp_path: Path) -> None:
     layers = Layers(tmp_path / "layers", owner=(os.getuid(), os.getgid()))
-    async with running(spec("docker", layers.mount, sharing="copied")) as inside:
+    async with running(spec("docker", layers.mount, sharing=sharing)) as inside:
         await inside.sh("echo new > /workspace/new; rm /workspace/old")
         Engine().remove_container(f"{inside.backend.name}-copier")
         with pytest.raises(SandboxError):

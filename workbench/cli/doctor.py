@@ -185,8 +185,9 @@ def _probed(result: probe.ProbeResult) -> Iterator[FindingReport]:
         yield FindingReport(topic=result.backend, state=PROBLEM, finding=result.reason)
         return
     yield FindingReport(topic=result.backend, state=OK, finding="a whole cycle of mount, change and unmount went well")
-    if result.sharing == "copied":
-        finding = f"it works on copies of our files, which makes each start slower: {result.reason}"
+    if result.way:
+        slower = "each start, and each look at what was changed," if result.sharing == "plain" else "each start"
+        finding = f"it works on {result.way}, which makes {slower} slower: {result.reason}"
         yield FindingReport(topic=result.backend, state=WARNING, finding=finding)
     for detail in result.details:
         yield FindingReport(topic=result.backend, state=OK, finding=detail)

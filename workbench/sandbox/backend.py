@@ -66,8 +66,9 @@ class SandboxSpec:
     PID 1 and commands get. `labels` go on every container and volume; among them `workbench.state` is the id of the state
     directory, by which leftovers are told from another's, and `workbench.overlay` the overlay's directory, whose lock
     tells whether they are leftovers. `sharing` says how an engine gets at the layers: they are `mounted` where they are,
-    or `copied` into volumes of its own and read out again. `egress_path` is a directory for the sockets of the way out,
-    which the sandbox gets read-only; empty where nothing outside is wanted when it starts.
+    or `copied` into volumes of its own and read out again, or that as one `plain` tree and no overlay. `egress_path` is a
+    directory for the sockets of the way out, which the sandbox gets read-only; empty where nothing outside is wanted when
+    it starts.
     """
 
     backend: str

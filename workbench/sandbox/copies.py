@@ -1,8 +1,9 @@
 """The layers of a sandbox whose engine doesn't share our files: in volumes of its own, copied in and read out.
 
 The overlay has the same format as ever, and the engine mounts it as ever: only its layers are directories of two ordinary
-volumes. A container beside the sandbox, which runs nothing but `copier.py`, fills them before anything is mounted, and reads
-the upper layer out whenever somebody is to see it.
+volumes. Where it can mount no overlay at all, the sandbox has a volume with what both layers are together, and the upper
+layer is what that departs from the lower one by. A container beside the sandbox, which runs nothing but `copier.py`, fills
+them before anything is mounted, and reads the upper layer out whenever somebody is to see it.
 """
 
 from __future__ import annotations
@@ -21,18 +22,32 @@ import anyio.from_thread
 import anyio.to_thread
 
 from workbench.errors import SandboxError
-from workbench.sandbox import copier
 from workbench.sandbox.attach import AttachStream
 from workbench.sandbox.backend import OverlayMount
 from workbench.sandbox.bootstrap import loader
 from workbench.sandbox.engine import Engine
+from workbench.sandbox.tree_packer import Packer
+from workbench.sandbox.tree_stream import FRAME, FrameReader, FrameWriter
+from workbench.sandbox.tree_unpacker import Unpacker
 from workbench.vfs import marks, syscalls
 from workbench.vfs.local import LocalStorage
 
 T = TypeVar("T")
 
+_MODULES = ("tree_stream", "tree_directories", "tree_packer", "tree_unpacker", "tree_departures")
+_AS_MODULE = """\
+import sys, types
+for name, source in {modules!r}:
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+exec(compile({program!r}, "copier", "exec"), {{"__name__": "__main__"}})
+"""
+
 UPPER_LABEL = "workbench.upper"
 """On a volume that holds an upper layer: the layer on this machine that it is read out into."""
+
+MERGED_LABEL = "workbench.merged"
+"""On a volume that holds what both layers are together."""
 
 _AT = "/layers"
 _OPEN_FILES = 4096
@@ -40,11 +55,25 @@ _FRAME_LIMIT = 1 << 20
 _READ_SIZE = 256 << 10
 
 
+def program() -> str:
+    """The source of `copier.py` with all that it is made of, for a Python that has nothing of ours."""
+    here = Path(__file__).parent
+    modules = [(f"{__package__}.{name}", (here / f"{name}.py").read_text("utf-8")) for name in _MODULES]
+    return _AS_MODULE.format(modules=modules, program=(here / "copier.py").read_text("utf-8"))
+
+
 class Copies:
     """The volumes of one sandbox's layers, and the container that reads and writes them."""
 
     def __init__(
-        self, engine: Engine, name: str, image: str, labels: dict[str, str], mounts: tuple[OverlayMount, ...]
+        self,
+        engine: Engine,
+        name: str,
+        image: str,
+        labels: dict[str, str],
+        mounts: tuple[OverlayMount, ...],
+        *,
+        merged: bool = False,
     ) -> None:
         """Args:
         engine: where the volumes are.
@@ -52,7 +81,9 @@ class Copies:
         image: one that has Python, which the container runs.
         labels: for volumes and container.
         mounts: the overlays, with their layers on this machine.
+        merged: whether the engine is to have, in the place of both layers, what they are together.
         """
+        self._merged = merged
         self._engine = engine
         self._name = name
         self._image = image
@@ -63,7 +94,7 @@ class Copies:
         self._origins: list[dict[bytes, bytes]] = [{} for _ in mounts]
 
     async def fill(self, report: Callable[[str], None]) -> tuple[OverlayMount, ...]:
-        """Make the volumes, and copy all layers in; the overlays, with their layers where the engine has them.
+        """Make the volumes, and copy all layers in; the overlays, with their layers where the engine has them, if it has both.
 
         The lower is copied as it is at that time: whose epoch is to judge it takes that before. Raises SandboxError.
         """
@@ -71,19 +102,24 @@ class Copies:
         await self._start()
         for number, mount in enumerate(self._mounts):
             with LocalStorage(os.fsencode(mount.lower)) as lower:
-                packer = copier.Packer(
+                packer = Packer(
                     lower.root_fd,
                     layer=False,
                     owner=self._owner(),
                     hollow=frozenset(lower.mount_points()),
                     found=partial(_remember, self._origins[number]),
                 )
-                await self._fill(f"{_AT}/{number}/lower/tree", "", packer)
+                await self._fill(
+                    {"do": "fill", "tree": self._upper(number) if self._merged else self._lower(number)}, packer
+                )
             if packer.unreadable:
                 report(f"{packer.unreadable} files of the workspace can't be read, and are empty and closed inside")
             with LocalStorage(os.fsencode(mount.upper)) as upper:
-                packer = copier.Packer(upper.root_fd, layer=True, owner=self._owner())
-                await self._fill(f"{_AT}/{number}/upper/tree", f"{_AT}/{number}/upper/work", packer)
+                packer = Packer(upper.root_fd, layer=True, owner=self._owner())
+                how = {"do": "merge"} if self._merged else {"do": "fill", "beside": f"{_AT}/{number}/upper/work"}
+                await self._fill({**how, **self._what(number)}, packer)
+        if self._merged:
+            return self._mounts
         return tuple(
             OverlayMount(f"{lower}/tree", f"{upper}/tree", f"{upper}/work", mount.target)
             for mount, (lower, upper) in zip(self._mounts, places, strict=True)
@@ -105,9 +141,9 @@ class Copies:
                 continue
             except OSError as error:
                 raise self._lost(f"{error.strerror}, here") from error
-            request = {"do": "read", "tree": f"{_AT}/{number}/upper/tree", "whole": whole}
+            request = {"do": "read", "whole": whole, **self._what(number)}
             with upper:
-                unpacker = copier.Unpacker(upper.root_fd, origins=self._origins[number])
+                unpacker = Unpacker(upper.root_fd, origins=self._origins[number])
                 try:
                     await self._send(_framed(request))
                     await self._in_thread(partial(self._unpack, unpacker, whole))
@@ -124,21 +160,25 @@ class Copies:
 
     # In a worker thread
 
-    def _unpack(self, unpacker: copier.Unpacker, whole: bool) -> None:
+    def _unpack(self, unpacker: Unpacker, whole: bool) -> None:
         try:
-            unpacker.unpack(copier.FrameReader(self._frame))
+            unpacker.unpack(FrameReader(self._frame))
             answer = bytearray()
             while piece := self._frame():
                 answer += piece
-            for path in json.loads(answer)["removed"]:
+            told = json.loads(answer)
+            if "incomplete" in told:
+                # The sandbox never began.
+                return
+            for path in told["removed"]:
                 unpacker.remove(bytes.fromhex(path))
             if whole:
                 unpacker.remove_others()
         finally:
             unpacker.close()
 
-    def _pack(self, packer: copier.Packer) -> None:
-        writer = copier.FrameWriter(self._send_from_thread)
+    def _pack(self, packer: Packer) -> None:
+        writer = FrameWriter(self._send_from_thread)
         packer.pack(writer, {})
         writer.end()
         self._frame()
@@ -147,7 +187,7 @@ class Copies:
         anyio.from_thread.run(self._send, data)
 
     def _frame(self) -> bytes:
-        size = copier.FRAME.unpack(self._exactly(copier.FRAME.size))[0]
+        size = FRAME.unpack(self._exactly(FRAME.size))[0]
         if size > _FRAME_LIMIT:
             raise self._lost(f"it sent a frame of {size} bytes")
         return self._exactly(size)
@@ -165,21 +205,34 @@ class Copies:
         # In a rootless engine's user namespace the caller is 0, and nobody else is mapped to anybody who owns files.
         return (0, 0) if self._engine.rootless() else None
 
+    def _lower(self, number: int) -> str:
+        return f"{_AT}/{number}/lower/tree"
+
+    def _upper(self, number: int) -> str:
+        # The sandbox gets a volume as it is.
+        return f"{_AT}/{number}/upper" if self._merged else f"{_AT}/{number}/upper/tree"
+
+    def _what(self, number: int) -> dict[str, str]:
+        base = {"base": f"{_AT}/{number}/lower/base"} if self._merged else {}
+        return {"tree": self._upper(number), **base}
+
     def _volumes(self) -> list[tuple[str, str]]:
-        return [(f"{self._name}-lower-{number}", f"{self._name}-upper-{number}") for number in range(len(self._mounts))]
+        numbers = range(len(self._mounts))
+        return [(f"{self._name}-lower-{number}", upper_volume(self._name, number)) for number in numbers]
 
     def _make_volumes(self) -> list[tuple[str, str]]:
         def make(name: str, labels: dict[str, str]) -> str:
             body = {"Name": name, "Driver": "local", "Labels": {**self._labels, **labels}}
             return str(self._engine.call("POST", "/volumes/create", body=body)["Mountpoint"])
 
+        merged = {MERGED_LABEL: "1"} if self._merged else {}
         return [
-            (make(lower, {}), make(upper, {UPPER_LABEL: mount.upper}))
+            (make(lower, {}), make(upper, {UPPER_LABEL: mount.upper, **merged}))
             for mount, (lower, upper) in zip(self._mounts, self._volumes(), strict=True)
         ]
 
     async def _start(self) -> None:
-        source = Path(copier.__file__).read_bytes()
+        source = program().encode()
         await anyio.to_thread.run_sync(self._create, source)
         self._stream = await self._engine.attach(self._container)
         self._received.clear()
@@ -229,8 +282,8 @@ class Copies:
         self._engine.remove_container(self._container)
         self._engine.call("POST", "/containers/create", {"name": self._container}, body)
 
-    async def _fill(self, tree: str, beside: str, packer: copier.Packer) -> None:
-        await self._send(_framed({"do": "fill", "tree": tree, "beside": beside}))
+    async def _fill(self, request: dict[str, Any], packer: Packer) -> None:
+        await self._send(_framed(request))
         await self._in_thread(partial(self._pack, packer))
 
     async def _in_thread(self, function: Callable[[], None]) -> None:
@@ -272,6 +325,11 @@ class Copies:
         )
 
 
+def upper_volume(name: str, number: int) -> str:
+    """The volume with the upper layer of a sandbox's overlay, or with what both its layers are together."""
+    return f"{name}-upper-{number}"
+
+
 def rescue(engine: Engine, name: str, label: str, image: Callable[[], str], directory: str) -> None:
     """Read out what the copies of a sandbox that nobody keeps any more hold; nothing to do where it has none.
 
@@ -285,14 +343,15 @@ def rescue(engine: Engine, name: str, label: str, image: Callable[[], str], dire
     Raises SandboxError, OSError.
     """
     volumes = {str(volume["Name"]): volume.get("Labels") or {} for volume in engine.volumes(label)}
+    found = [volumes[key] for key in sorted(volumes) if UPPER_LABEL in volumes[key]]
+    uppers, merged = [labels[UPPER_LABEL] for labels in found], any(MERGED_LABEL in labels for labels in found)
     # The overlay's own volume is made once all is copied in: without it nothing was ever mounted.
-    uppers = [volumes[key][UPPER_LABEL] for key in sorted(volumes) if UPPER_LABEL in volumes[key]]
-    if name not in volumes or not uppers:
+    if not uppers or (name not in volumes and not merged):
         return
     if not all(PurePath(path).is_relative_to(directory) for path in uppers):
         raise SandboxError(f"The volumes of {name} name layers that aren't those of {directory}.")
     mounts = tuple(OverlayMount("", path, "", "") for path in uppers)
-    copies = Copies(engine, name, image(), dict([label.split("=", 1)]), mounts)
+    copies = Copies(engine, name, image(), dict([label.split("=", 1)]), mounts, merged=merged)
 
     async def read_out() -> None:
         # Whatever still runs over them must write no more.
@@ -309,7 +368,7 @@ def rescue(engine: Engine, name: str, label: str, image: Callable[[], str], dire
 
 def _framed(content: dict[str, Any]) -> bytes:
     data = json.dumps(content).encode()
-    return copier.FRAME.pack(len(data)) + data
+    return FRAME.pack(len(data)) + data
 
 
 def _remember(origins: dict[bytes, bytes], path: bytes, fd: int) -> None:

@@ -16,7 +16,7 @@ from workbench.sandbox import images
 from workbench.sandbox.attach import AttachStream
 from workbench.sandbox.backend import OverlayMount, SandboxSpec, lost
 from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
-from workbench.sandbox.copies import Copies
+from workbench.sandbox.copies import Copies, upper_volume
 from workbench.sandbox.engine import Engine, EngineRefusedError
 from workbench.sandbox.targets import EGRESS_TARGET, bind_target, home_of, mount_options
 
@@ -75,9 +75,10 @@ class DockerBackend:
         try:
             engine, image = await anyio.to_thread.run_sync(self._find, report)
             mounts = self._spec.mounts
-            if self._spec.sharing == "copied":
+            if self._spec.sharing != "mounted":
                 report("copying the workspace into the engine, which takes the longer the more there is of it")
-                self._copies = Copies(engine, self.name, image, self._labels, mounts)
+                merged = self._spec.sharing == "plain"
+                self._copies = Copies(engine, self.name, image, self._labels, mounts, merged=merged)
                 mounts = await self._copies.fill(report)
             await anyio.to_thread.run_sync(self._create, engine, image, mounts, source, report)
             self._changes_copies = True
@@ -157,16 +158,9 @@ class DockerBackend:
         source: bytes,
         report: Callable[[str], None],
     ) -> None:
-        options = [mount_options(mount) for mount in mounts]
         labels = self._labels
-        for volume, given in zip(self._volumes(), options, strict=True):
-            body = {"Name": volume, "Driver": "local", "DriverOpts": given, "Labels": labels}
-            stored = engine.call("POST", "/volumes/create", body=body).get("Options")
-            # An engine answers 201 for a name that it knows, and keeps that one's options.
-            if stored != given:
-                raise SandboxError(
-                    f"The engine keeps another volume called {volume}.", hint="Try again: the name is made by chance."
-                )
+        if self._spec.sharing != "plain":
+            self._create_overlays(engine, mounts)
         asked = self._spec.limits
         wanted = {"memory": asked.memory_bytes, "processes": asked.pids, "processor time": asked.cpus}
         ignored = [limit for limit in engine.unenforced() if wanted[limit]]
@@ -181,6 +175,16 @@ class DockerBackend:
         self.warnings += tuple(answer.get("Warnings") or ())
         for warning in self.warnings:
             report(warning)
+
+    def _create_overlays(self, engine: Engine, mounts: tuple[OverlayMount, ...]) -> None:
+        for volume, options in zip(self._volumes(), [mount_options(mount) for mount in mounts], strict=True):
+            body = {"Name": volume, "Driver": "local", "DriverOpts": options, "Labels": self._labels}
+            stored = engine.call("POST", "/volumes/create", body=body).get("Options")
+            # An engine answers 201 for a name that it knows, and keeps that one's options.
+            if stored != options:
+                raise SandboxError(
+                    f"The engine keeps another volume called {volume}.", hint="Try again: the name is made by chance."
+                )
 
     def _run(self, engine: Engine) -> None:
         try:
@@ -205,6 +209,9 @@ class DockerBackend:
         )
 
     def _volumes(self) -> list[str]:
+        """Those that the sandbox sees."""
+        if self._spec.sharing == "plain":
+            return [upper_volume(self.name, number) for number in range(len(self._spec.mounts))]
         return [self.name if index == 0 else f"{self.name}-{index}" for index in range(len(self._spec.mounts))]
 
     def _container(self, image: str, argv: list[str], labels: dict[str, str], engine: Engine) -> dict[str, Any]:

@@ -241,7 +241,7 @@ class Keeper:
 
     @property
     def _copied(self) -> bool:
-        return self._spec.sharing == "copied"
+        return self._spec.sharing != "mounted"
 
     def _mount(self) -> MountRecord:
         assert self._backend is not None

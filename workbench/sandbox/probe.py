@@ -31,6 +31,12 @@ from workbench.vfs.statefile import read_json, write_json
 _VERSION = 2
 """Raised when the cycle changes: results of another are not trusted."""
 
+_WAYS = {
+    "mounted": "",
+    "copied": "copies of our files",
+    "plain": "plain copies of our files, and no overlay",
+}
+WAYS_OF_SHARING = tuple(_WAYS)
 _SECONDS = 60
 _ANSWER_LIMIT = 1 << 20
 _FILE = "probe.json"
@@ -116,6 +122,11 @@ class ProbeResult:
     details: tuple[str, ...] = ()
     sharing: str = "mounted"
 
+    @property
+    def way(self) -> str:
+        """What the sandbox works on, in words; empty where it is our files themselves."""
+        return _WAYS[self.sharing]
+
 
 @dataclass(frozen=True, slots=True)
 class Picked:
@@ -149,8 +160,8 @@ async def pick(preference: str, spec: SandboxSpec, state_directory: str, report:
 
     Args:
         preference: `docker` or `namespace`, which never fall back; or `auto`: docker where it works, else namespace.
-        spec: what would be started; its backend isn't looked at, its mounts are not touched. Where it says `copied`, an
-            engine gets copies even if it shares our files.
+        spec: what would be started; its backend isn't looked at, its mounts are not touched. Where it says `copied` or `plain`,
+            an engine gets copies even if it shares our files.
         state_directory: where the layers of overlays are, and where what was found out is remembered.
         report: hears what takes long.
 
@@ -211,7 +222,7 @@ async def probe_docker(
     def make(spec: SandboxSpec) -> DockerBackend:
         return DockerBackend(spec, engine=engine, source=_CYCLE)
 
-    if spec.sharing == "copied":
+    if spec.sharing != "mounted":
         reason = "They were asked for."
     elif not info.local:
         where = "on another machine" if engine.is_remote else "in a virtual machine"
@@ -219,10 +230,13 @@ async def probe_docker(
     else:
         result = await _probe(spec, state_directory, make, owner)
         reason = "" if result.ok else result.reason
-    if reason:
-        result = await _probe(replace(spec, sharing="copied"), state_directory, make, owner)
-        both = reason if result.ok else f"{reason} With copies of our files: {result.reason}"
-        result = replace(result, reason=both)
+    for sharing in ("copied", "plain") if reason and spec.sharing != "plain" else ("plain",) if reason else ():
+        result = await _probe(replace(spec, sharing=sharing), state_directory, make, owner)
+        if result.ok:
+            result = replace(result, reason=reason)
+            break
+        reason = f"{reason} With {_WAYS[sharing]}: {result.reason}"
+        result = replace(result, reason=reason)
     if not result.ok or result.sharing == spec.sharing or not info.local:
         _remember(state_directory, result, key, report)
     return result
@@ -248,7 +262,7 @@ def _picked(result: ProbeResult, spec: SandboxSpec, why: str) -> Picked:
 
 
 def _with_copies(result: ProbeResult) -> str:
-    return f", with copies of our files: {result.reason.rstrip('.')}" if result.sharing == "copied" else ""
+    return f", with {result.way}: {result.reason.rstrip('.')}" if result.way else ""
 
 
 def _required(result: ProbeResult) -> ProbeResult:
@@ -373,7 +387,7 @@ def _answer_problem(answer: dict[str, Any], nonce: str, sharing: str) -> str:
     with open(_BOOT_ID, encoding="ascii") as file:
         if sharing == "mounted" and answer["boot_id"] != file.read():
             return "The engine runs on another kernel, so it can't share our files reliably."
-    if answer["type"] != "overlay":
+    if sharing != "plain" and answer["type"] != "overlay":
         return f"The sandbox sees a {answer['type']} where the overlay should be."
     if "rw" not in answer["options"] or "rw" not in answer["super_options"]:
         return "The overlay is read-only."
