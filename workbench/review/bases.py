@@ -169,7 +169,19 @@ def holds(
     alone never clears a path. `moved` says that we renamed this very entry since, which sets its ctime. `restored` as
     `Restored`. Of a directory only the inode and the mode are compared. Raises OSError.
     """
-    found = look(root, path)
+    return _holds(root, path, look(root, path), base, moved=moved, exact=exact, restored=restored)
+
+
+def _holds(
+    root: Lower,
+    path: bytes,
+    found: Found | None,
+    base: Base,
+    *,
+    moved: bool = False,
+    exact: bool = True,
+    restored: Restored | None = None,
+) -> bool:
     if base.certainty is Certainty.ABSENT:
         return found is None
     if found is None or found.stat.kind is not base.kind or found.stat.mode != base.mode:
@@ -228,7 +240,10 @@ def tree_holds(
 
 def reaches(root: Lower, path: bytes, old: State | None, new: State | None) -> bool:
     """Whether the workspace is at `path` already what a step would make of it. Raises OSError."""
-    found = look(root, path)
+    return _reaches(root, path, look(root, path), old, new)
+
+
+def _reaches(root: Lower, path: bytes, found: Found | None, old: State | None, new: State | None) -> bool:
     if found is None or new is None:
         return found is None and new is None
     stat = found.stat
@@ -252,11 +267,6 @@ def is_mode_alone(old: State | None, new: State | None) -> bool:
     if old is None or new is None or old.kind is not new.kind or old.kind is Kind.SYMLINK:
         return False
     return old.kind is Kind.DIR or (bool(old.blob) and old.blob == new.blob)
-
-
-def _has_other_names(root: Lower, path: bytes) -> bool:
-    found = look(root, path)
-    return found is not None and found.stat.nlink > 1
 
 
 def steps_of(changes: Iterable[Change]) -> dict[bytes, Step]:
@@ -316,26 +326,26 @@ def examine(
         if not _ancestors_stand(root, path, examination, manifest, ancestors):
             examination.conflicts.add(path)
             continue
-        is_there = old is not None or look(root, path) is not None
-        if old is None and is_there and not names.has(path):
+        found = look(root, path)
+        if old is None and found is not None and not names.has(path):
             # Nothing stands under this very name, whatever the scan found: whether it can land `plan.check_names` says.
             examination.bases[path] = Base(path, Certainty.ABSENT)
             continue
-        if is_there and reaches(root, path, old, new):
+        if _reaches(root, path, found, old, new):
             examination.satisfied.add(path)
             continue
         base = base_of(manifest, path)
-        if not _agrees(base, old) or not holds(root, path, base, exact=exact, restored=restored):
+        if not _agrees(base, old) or not _holds(root, path, found, base, exact=exact, restored=restored):
             examination.conflicts.add(path)
             continue
         if old is not None and old.blob and not base.blob:
             # No base holds the content of a large file or a deleted one, but it was read for the review.
             base = replace(base, blob=old.blob)
-            if exact and not holds(root, path, base):
+            if exact and not _holds(root, path, found, base):
                 examination.conflicts.add(path)
                 continue
         examination.bases[path] = base
-        if base.kind is Kind.FILE and is_mode_alone(old, new) and _has_other_names(root, path):
+        if base.kind is Kind.FILE and is_mode_alone(old, new) and found is not None and found.stat.nlink > 1:
             examination.linked.add(path)
         if base.kind is Kind.DIR and (new is None or new.kind is not Kind.DIR):
             _examine_listing(root, path, recorded.get(path, set()), examination)

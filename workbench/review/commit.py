@@ -159,8 +159,9 @@ class _Commit:
     store: Blobs
     inodes: dict[bytes, int] = field(default_factory=dict)
     """Of the directory above each operation, as it was examined."""
-    left: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Inode, size and mtime of each file that came out, when it was compared with its base."""
+    left: dict[int, tuple[bytes, tuple[int, int, int]]] = field(default_factory=dict)
+    """Where each file that came out stands in the staging directory; its inode, size and mtime when it was compared with its
+    base."""
 
     def run(self) -> Committed:
         transaction = self.transaction
@@ -290,19 +291,22 @@ class _Commit:
             transaction.on_step(f"applied:{operation.number}")
         # Who has a file open can write to it after it came out: it's looked at once more.
         for operation in transaction.intent.operations:
-            if operation.number in self.left and self.left[operation.number] != self._left(operation):
-                raise ChangedError(operation.path)
+            if operation.number in self.left:
+                place, left = self.left[operation.number]
+                if left != self._left(operation, place):
+                    raise ChangedError(operation.path)
         for parent, inode in self.inodes.items():
             found = look(transaction.root, parent)
             if found is None or found.stat.inode != inode:
                 raise ChangedError(parent)
 
-    def _left(self, operation: Operation) -> tuple[int, int, int]:
-        place, staging = self.transaction.came_out(operation), self.transaction.staging
-        found = look(staging.storage, place) if staging is not None and place is not None else None
-        if found is None:
-            raise ChangedError(operation.path)
-        return found.stat.inode, found.stat.size, found.stat.mtime_ns
+    def _left(self, operation: Operation, place: bytes) -> tuple[int, int, int]:
+        assert self.transaction.staging is not None
+        try:
+            found = os.stat(place, dir_fd=self.transaction.staging.fd, follow_symlinks=False)
+        except FileNotFoundError as error:
+            raise ChangedError(operation.path) from error
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _apply(self, operation: Operation) -> None:
         transaction, parent = self.transaction, paths.parent(operation.path)
@@ -316,8 +320,8 @@ class _Commit:
             if wrong or not self._stands(parent, fd):
                 transaction.undo_one(operation, directory)
                 raise ChangedError(operation.path)
-            if operation.old and operation.old[0].kind is not Kind.DIR:
-                self.left[operation.number] = self._left(operation)
+            if place is not None and operation.old[0].kind is not Kind.DIR:
+                self.left[operation.number] = place, self._left(operation, place)
 
     @contextlib.contextmanager
     def _opened(self, parent: bytes, operation: Operation) -> Iterator[int]:
@@ -336,8 +340,10 @@ class _Commit:
             os.close(fd)
 
     def _stands(self, path: bytes, fd: int) -> bool:
-        found = look(self.transaction.root, path)
-        return found is not None and found.stat.inode == os.fstat(fd).st_ino
+        try:
+            return self.transaction.root.stat(path).inode == os.fstat(fd).st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def _rename(self, operation: Operation, fd: int) -> None:
         transaction = self.transaction

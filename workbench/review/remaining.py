@@ -91,7 +91,11 @@ class _Rest:
         if base is None or base.certainty is not Certainty.KNOWN or entry.omitted:
             return True
         as_landed = (entry.kind, entry.mode, entry.blob) == (base.kind, base.mode, base.blob)
-        return not as_landed or not holds(self.lower, path, base, exact=False)
+        if not as_landed:
+            return True
+        # Where nothing of it changed there's nothing to look at again.
+        untouched = found is not None and found.base(path, base.blob) == base
+        return not untouched and not holds(self.lower, path, base, exact=False)
 
     def hide_deleted(self, added: Collection[bytes]) -> None:
         """Hide what landed as new and was deleted in the overlay since."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol
@@ -262,7 +263,7 @@ class RiskRules:
     def _find_aliases(self) -> dict[bytes, str]:
         """Where symlinks at and directly in the risky places of the root lead, inside the workspace."""
         found: dict[bytes, str] = {}
-        waiting = [(name, kind, 0) for name, kind in self._entries(b"") if folded(name) in _HOLDERS or reason(name)]
+        waiting = [(name, kind, 0) for name, kind in self._risky_at_root()]
         while waiting:
             path, kind, depth = waiting.pop()
             why = reason(path) or ("" if depth else _HOLDERS[folded(path)])
@@ -274,6 +275,16 @@ class RiskRules:
                 found[target] = f"'{paths.display(path)}' is a symlink to it: {why}"
             elif kind is Kind.DIR and depth < 2:
                 waiting.extend((path + b"/" + name, below, depth + 1) for name, below in self._entries(path))
+        return found
+
+    def _risky_at_root(self) -> list[tuple[bytes, Kind]]:
+        """Its risky names alone: a root may have thousands, and what kinds the others are nobody asks."""
+        found = []
+        with contextlib.suppress(OSError):
+            for name in self._lower.list(b""):
+                if folded(name) in _HOLDERS or reason(name):
+                    with contextlib.suppress(OSError):
+                        found.append((name, self._lower.stat(name).kind))
         return found
 
     def _entries(self, path: bytes) -> list[tuple[bytes, Kind]]:

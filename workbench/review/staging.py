@@ -158,20 +158,19 @@ class _Filler:
         self._entries = entries
         self._blobs = blobs
         self._links: dict[tuple[int, str, int, _Owner], bytes] = {}
+        self._parents: dict[bytes, tuple[Stat, bytes | None]] = {}
+        """What new entries take from the directory above them: its owner and mode, and its default ACL."""
         self.files: list[bytes] = []
         """What was made and must be fsynced, below the staging directory."""
 
     def fill(self, operation: Operation) -> tuple[Base, ...]:
         top = operation.path
-        parent = look(self._root, paths.parent(top))
-        if parent is None:
-            raise _vanished(paths.parent(top))
-        default_acl = _attribute_of(self._root, paths.parent(top), _DEFAULT_ACL)
+        parent, default_acl = self._above(paths.parent(top))
         replaced = operation.old[0] if operation.old and operation.old[0].kind is operation.new[0][1].kind else None
         directories: list[tuple[bytes, State, _Owner]] = []
         for path, state in operation.new:
             place = operation.slot + path[len(top) :]
-            owner = self._owner(path, replaced if path == top else None, parent.stat)
+            owner = self._owner(path, replaced if path == top else None, parent)
             if state.kind is Kind.DIR:
                 with self._parent(place) as (parent_fd, name):
                     os.mkdir(name, 0o700, dir_fd=parent_fd)
@@ -183,7 +182,7 @@ class _Filler:
                 self._make_file(path, place, state, owner, top if replaced else None, acl)
         # A directory's mode may forbid making what is in it, so children come first.
         for path, state, owner in reversed(directories):
-            self._finish_directory(path, operation.slot + path[len(top) :], state, owner, parent.stat, default_acl)
+            self._finish_directory(path, operation.slot + path[len(top) :], state, owner, parent, default_acl)
         return tuple(self._standing(path, operation.slot + path[len(top) :], state) for path, state in operation.new)
 
     def _standing(self, path: bytes, place: bytes, state: State) -> Base:
@@ -192,8 +191,16 @@ class _Filler:
             raise _vanished(path)
         return found.base(path, state.blob)
 
+    def _above(self, path: bytes) -> tuple[Stat, bytes | None]:
+        if path not in self._parents:
+            self._parents[path] = self._root.stat(path), _attribute_of(self._root, path, _DEFAULT_ACL)
+        return self._parents[path]
+
     @contextlib.contextmanager
     def _parent(self, place: bytes) -> Iterator[tuple[int, bytes]]:
+        if b"/" not in place:
+            yield self._storage.root_fd, place
+            return
         fd = paths.open_below(self._storage.root_fd, paths.parent(place), os.O_PATH | os.O_DIRECTORY)
         try:
             yield fd, paths.name(place)
@@ -202,10 +209,8 @@ class _Filler:
 
     def _owner(self, path: bytes, replaced: Base | None, parent: Stat) -> _Owner:
         if replaced is not None:
-            found = look(self._root, path)
-            if found is None:
-                raise _vanished(path)
-            return _Owner(found.stat.uid, found.stat.gid, required=True)
+            found = self._root.stat(path)
+            return _Owner(found.uid, found.gid, required=True)
         entry = self._entries.get(path)
         privileged = os.geteuid() == 0 and entry is not None
         uid = entry.uid if privileged and entry is not None else os.geteuid()

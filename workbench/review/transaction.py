@@ -86,7 +86,7 @@ class Transaction:
         """Where in the staging directory what an operation took out of the workspace stands; None where nothing does."""
         if self.staging is None or operation.action not in (Action.REPLACE, Action.DELETE):
             return None
-        if look(self._staged, operation.old_slot) is not None:
+        if not self._slot_is_empty(operation.old_slot):
             return operation.old_slot
         found = look(self._staged, operation.slot)
         if found is None:
@@ -198,7 +198,12 @@ class Transaction:
                     self.times.restore(directory.root_fd)
 
     def _slot_is_empty(self, slot: bytes) -> bool:
-        return look(self._staged, slot) is None
+        # Without what `look` costs: a commit asks that of each of its operations, again and again.
+        try:
+            os.stat(slot, dir_fd=self._staged.root_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return False
 
     def _take_back(self, operation: Operation, parent: LocalStorage) -> bool:
         """Take what we made out of the workspace again, if it's still as we made it; whether nothing is left of it."""
@@ -363,9 +368,9 @@ class Transaction:
                 if place is None:
                     continue
                 self.on_step(f"pre-image:{operation.number}")
-                if look(directory, operation.slot) is None:
-                    move_tree(self._staged, place, directory, operation.slot)
-                elif self.holds_old(operation, place):
+                if self._keep_pre_image(place, directory, operation.slot):
+                    continue
+                if self.holds_old(operation, place):
                     # It was copied before, to another filesystem.
                     remove_tree(self._staged, place)
                 else:
@@ -373,14 +378,28 @@ class Transaction:
             self._note_linked(directory)
         sync_directory(old)
 
+    def _keep_pre_image(self, place: bytes, directory: LocalStorage, name: bytes) -> bool:
+        """Move what came out to where pre-images are kept; False where there is one of this name already."""
+        try:
+            rename_new(self._staged.root_fd, place, directory.root_fd, name)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            if look(directory, name) is not None:
+                return False
+            move_tree(self._staged, place, directory, name)
+        return True
+
     def _note_linked(self, old: LocalStorage) -> None:
         """Note what the renames did to the ctimes of files that have other names, which may still be in the workspace."""
-        moved = [(operation, look(old, operation.slot)) for operation in self.intent.operations if operation.old]
-        linked = [
-            (found.handle, operation.old[0].ctime_ns, found.stat.ctime_ns)
-            for operation, found in moved
-            if found is not None and found.stat.kind is Kind.FILE and found.stat.nlink > 1
-        ]
+        linked = []
+        for operation in self.intent.operations:
+            if operation.old and operation.old[0].kind is Kind.FILE and _has_other_names(old, operation.slot):
+                found = look(old, operation.slot)
+                if found is not None:
+                    linked.append((found.handle, operation.old[0].ctime_ns, found.stat.ctime_ns))
         add_restored(self.journal.commits_dir, linked)
 
     def _committed(self) -> Committed:
@@ -440,3 +459,10 @@ class Transaction:
             with LocalStorage(os.fsencode(self.journal.commits_dir)) as commits:
                 remove_tree(commits, os.fsencode(self.intent.commit_id))
         clear_pending(self.journal.commits_dir)
+
+
+def _has_other_names(directory: LocalStorage, name: bytes) -> bool:
+    try:
+        return os.stat(name, dir_fd=directory.root_fd, follow_symlinks=False).st_nlink > 1
+    except FileNotFoundError:
+        return False

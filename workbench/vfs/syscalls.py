@@ -71,6 +71,7 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
+@cache
 def _number(index: int) -> int:
     # A 32-bit process on a 64-bit kernel has another table.
     if struct.calcsize("P") != 8 or platform.machine() not in _NUMBERS:
@@ -106,6 +107,22 @@ def _openat2_function() -> Callable[..., int]:
         ctypes.c_char_p,
         ctypes.POINTER(_OpenHow),
         ctypes.c_size_t,
+    )
+    return function
+
+
+@cache
+def _handle_function() -> Callable[..., int]:
+    # As often as the former where a commit compares what stands with what stood.
+    function = ctypes.CDLL(None, use_errno=True)["syscall"]
+    function.restype = ctypes.c_long
+    function.argtypes = (
+        ctypes.c_long,
+        ctypes.c_long,
+        ctypes.c_char_p,
+        ctypes.POINTER(_FileHandle),
+        ctypes.POINTER(ctypes.c_int),
+        ctypes.c_long,
     )
     return function
 
@@ -220,18 +237,16 @@ def file_handle(dir_fd: int, name: bytes = b"") -> bytes:
     Returns the handle's type (4 bytes, big-endian) and its bytes; `b""` where the filesystem has no handles or a
     filter forbids the call. Raises OSError.
     """
+    if b"\0" in name:
+        raise ValueError("embedded null byte")
     handle = _FileHandle(size=_MAX_HANDLE_SIZE)
     mount = ctypes.c_int()
     flags = 0 if name else _AT_EMPTY_PATH
     try:
-        _call(
-            _number(1),
-            ctypes.c_long(dir_fd),
-            _name(name),
-            ctypes.byref(handle),
-            ctypes.byref(mount),
-            ctypes.c_long(flags),
-        )
+        while _handle_function()(_number(1), dir_fd, name, handle, mount, flags) < 0:
+            code = ctypes.get_errno()
+            if code != errno.EINTR:
+                raise OSError(code, os.strerror(code))
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EOVERFLOW):
             return b""
