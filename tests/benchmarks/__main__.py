@@ -22,6 +22,7 @@ from tests.benchmarks.agent import agent
 from tests.benchmarks.checkpoints import checkpoints
 from tests.benchmarks.peers import install_peers
 from tests.benchmarks.rows import REPEATS, Row
+from tests.benchmarks.transcripts import PEERS as TRANSCRIPTS_PEERS
 from tests.benchmarks.transcripts import transcripts
 from tests.benchmarks.vfs import PEERS as VFS_PEERS
 from tests.benchmarks.vfs import vfs
@@ -220,7 +221,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "commits": commits,
     "transcripts": transcripts,
 }
-PEERS = {"vfs": VFS_PEERS, "agent": AGENT_PEERS}
+PEERS = {"vfs": VFS_PEERS, "agent": AGENT_PEERS, "transcripts": TRANSCRIPTS_PEERS}
 
 
 def main() -> None:
