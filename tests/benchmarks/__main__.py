@@ -24,6 +24,7 @@ from tests.benchmarks.peers import install_peers
 from tests.benchmarks.rows import REPEATS, Row
 from tests.benchmarks.sandbox import PEERS as SANDBOX_PEERS
 from tests.benchmarks.sandbox import sandbox
+from tests.benchmarks.transcripts import PEERS as TRANSCRIPTS_PEERS
 from tests.benchmarks.transcripts import transcripts
 from tests.benchmarks.vfs import PEERS as VFS_PEERS
 from tests.benchmarks.vfs import vfs
@@ -180,7 +181,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "commits": commits,
     "transcripts": transcripts,
 }
-PEERS = {"vfs": VFS_PEERS, "agent": AGENT_PEERS, "sandbox": SANDBOX_PEERS}
+PEERS = {"vfs": VFS_PEERS, "agent": AGENT_PEERS, "sandbox": SANDBOX_PEERS, "transcripts": TRANSCRIPTS_PEERS}
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,16 +14,33 @@ from typing import Any
 from tests.conftest import ROOT
 
 _INSTALLED = ROOT / ".cache" / "peers"
+_NPM = "npm:"
 
 
 def install_peers(peers: Sequence[str]) -> None:
-    """Install each peer's newest release into a directory of its own, unless it's there; one that can't be is said."""
+    """Install each peer's newest release into a directory of its own, unless it's there; one that can't be is said.
+
+    `npm:NAME@VERSION` is a package of npm's, whose newest release may be without what it needs on a machine like this.
+    """
     for peer in peers:
         target = _INSTALLED / peer
         if not target.exists():
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), peer]
-            if subprocess.run(command, check=False).returncode != 0:
+            if peer.startswith(_NPM):
+                command = ["npm", "install", "--silent", "--prefix", str(target), peer.removeprefix(_NPM)]
+            else:
+                command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), peer]
+            if shutil.which(command[0]) is None or subprocess.run(command, check=False).returncode != 0:
                 print(f"{peer} can't be installed", file=sys.stderr)
+
+
+def command_of(peer: str, script: str) -> tuple[tuple[str, ...], dict[str, str]] | None:
+    """How a peer's command is run, and in which environment; None where it isn't installed."""
+    target = _INSTALLED / peer
+    path = target / "node_modules" / ".bin" / script if peer.startswith(_NPM) else target / "bin" / script
+    if not path.exists():
+        return None
+    # Scripts of a package that is installed beside the environment don't find it by themselves.
+    return ((str(path),), {}) if peer.startswith(_NPM) else ((sys.executable, str(path)), {"PYTHONPATH": str(target)})
 
 
 def told(script: str, *arguments: str, peer: str = "", apart: Sequence[str] = ()) -> dict[str, Any]:

@@ -1,107 +1,127 @@
-"""Other agents' sessions, listed, summed up and searched, against tools that do the same."""
+"""Other agents' sessions listed, added up and searched, in whole processes, in turns with tools that do the same."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from tests.benchmarks.peers import command_of
 from tests.benchmarks.rows import Row
+from tests.benchmarks.sessions import Sizes, make_sessions
 
-SESSIONS = int(os.environ.get("WORKBENCH_SESSIONS", "10000"))
-_LARGE = (1_000, 100_000_000)  # every so manieth session is so large, in bytes
-_ROUNDS = 3
+PEERS = ("npm:ccusage@20.0.24", "agent-session-reader")
+FULL = Sizes(sessions=int(os.environ.get("WORKBENCH_SESSIONS", "10000")), every=1_000, large=100_000_000)
+ROUNDS = int(os.environ.get("WORKBENCH_ROUNDS", "3"))
 
-
-def make_sessions(home: Path, count: int = SESSIONS) -> None:
-    """Sessions of Claude Code in a home, most of them small, by the same dice each time."""
-    dice = random.Random(7)
-    every, large = _LARGE
-    for number in range(count):
-        folder = home / ".claude" / "projects" / f"-work-p{number % 50}"
-        folder.mkdir(parents=True, exist_ok=True)
-        size = large if number % every == every - 1 else int(dice.lognormvariate(9.5, 1.2))
-        _make_session(folder / f"{number:08x}-0000-4000-8000-000000000000.jsonl", number, size, dice)
+_OWN = (sys.executable, "-m", "workbench", "transcripts")
+_WANTED = "question 0 of session 1:"
 
 
-def _make_session(path: Path, number: int, size: int, dice: random.Random) -> None:
-    filler = "the parser reads what it is given, and says so. " * 40
-    chain = {"sessionId": path.stem, "cwd": f"/work/p{number % 50}", "version": "2.1.0", "isSidechain": False}
-    written = turn = 0
-    with path.open("w") as file:
-        while written < size:
-            day, second = 1 + number % 28, turn % 86_400
-            at = f"2026-03-{day:02}T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}.000Z"
-            about = {"timestamp": at, "requestId": f"req_{number}_{turn}", **chain}
-            used = {
-                "input_tokens": 9,
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 1000 + turn,
-                "output_tokens": dice.randrange(900),
-            }
-            id = f"msg_{number}_{turn}"
-            call = {"type": "tool_use", "id": f"toolu_{number}_{turn}", "name": "Read", "input": {"file_path": "/a"}}
-            result = {"type": "tool_result", "tool_use_id": call["id"], "content": filler[: dice.randrange(1, 1900)]}
-            reply = {"id": id, "role": "assistant", "model": "claude-opus-4-8", "usage": used}
-            text = {"type": "text", "text": filler[:300]}
-            for kind, uuid, message in (
-                ("user", "a", {"role": "user", "content": f"question {turn} of session {number}"}),
-                ("assistant", "b", {**reply, "content": [text]}),
-                ("assistant", "c", {**reply, "content": [call]}),
-                ("user", "d", {"role": "user", "content": [result]}),
-            ):
-                record = {"type": kind, "uuid": f"{uuid}{turn}", "message": message, **about}
-                line = json.dumps(record, separators=(",", ":"))
-                written += file.write(f"{line}\n")
-            turn += 1
+@dataclass(frozen=True)
+class _Task:
+    """What ours does, what a peer does, and what of either's answer has to be the same; `why_alone`, where there is no peer."""
+
+    what: str
+    ours: tuple[str, ...]
+    told: Callable[[Any], object]
+    peer: str = ""
+    script: str = ""
+    theirs: tuple[str, ...] = ()
+    they_told: Callable[[Any], object] = len
+    why_alone: str = ""
 
 
-def measured(*argv: str, home: Path) -> tuple[float, int, str]:
-    """The median time in ms of a whole process, its greatest memory in MB, and what it wrote."""
-    environment = {**os.environ, "HOME": str(home), "PWD": str(home), "TZ": "UTC"}
-    code = (
-        "import json, resource, subprocess, sys, time\n"
-        "start = time.perf_counter()\n"
-        "out = subprocess.run(sys.argv[1:], check=True, capture_output=True, text=True).stdout\n"
-        "took = (time.perf_counter() - start) * 1000\n"
-        "print(json.dumps([took, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024, out]))\n"
-    )
-    runs = []
-    for _ in range(_ROUNDS):
+_TASKS = (
+    _Task("list", ("list", "--limit", "0"), len, "agent-session-reader", "ai-r", ("list", "--json")),
+    _Task(
+        "usage of",
+        ("usage", "--by", "day"),
+        lambda said: said[-1]["output_tokens"],
+        "npm:ccusage@20.0.24",
+        "ccusage",
+        ("daily", "--json", "--offline"),
+        lambda said: said["totals"]["outputTokens"],
+    ),
+    _Task("search", ("search", _WANTED), len, why_alone="no peer that needs no index"),
+)
+
+
+@dataclass
+class _Took:
+    """The least of several processes: time and processor time in ms, their memory at its most in MB; and the last answer."""
+
+    time: float = float("inf")
+    processor: float = float("inf")
+    memory: float = float("inf")
+    answer: Any = None
+
+    def run(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Once more."""
         done = subprocess.run(
-            [sys.executable, "-c", code, *argv], env=environment, check=True, capture_output=True, text=True
+            [sys.executable, "-c", _MEASURE, *argv], env=environment, check=True, capture_output=True, text=True
         )
-        runs.append(json.loads(done.stdout))
-    took, memory, out = sorted(runs)[_ROUNDS // 2]
-    return took, memory, out
+        time, processor, memory, out = json.loads(done.stdout)
+        self.time, self.processor, self.memory = (
+            min(time, self.time),
+            min(processor, self.processor),
+            min(memory, self.memory),
+        )
+        self.answer = json.loads(out)
+
+
+_MEASURE = """
+import json, resource, subprocess, sys, time
+start = time.perf_counter()
+out = subprocess.run(sys.argv[1:], check=True, capture_output=True, text=True).stdout
+took = (time.perf_counter() - start) * 1000
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([took, (used.ru_utime + used.ru_stime) * 1000, used.ru_maxrss / 1024, out]))
+"""
 
 
 def transcripts() -> Iterator[Row]:
-    """Listing, usage and search over many sessions; a peer that isn't on the PATH has no row of its own."""
-    own = str(Path(sys.executable).with_name("workbench"))
+    """At full size, which is more than a gigabyte."""
+    return rows(FULL, ROUNDS)
+
+
+def rows(sizes: Sizes, rounds: int, peers: Sequence[str] = PEERS) -> Iterator[Row]:
+    """Each of ours in turns with its peer, and its memory against that for a tenth of the sessions."""
     with tempfile.TemporaryDirectory() as directory:
-        home = Path(directory)
-        make_sessions(home)
-        size = sum(path.stat().st_size for path in home.rglob("*.jsonl"))
-        what = f"{SESSIONS:,} sessions, {size / 1e9:.1f} GB"
-        took, memory, _ = measured(own, "transcripts", "list", "--limit", "0", "--json", home=home)
-        yield Row(f"list {what} ({memory} MB)", took, "", 0, "no peer that only lists")
-        took, memory, out = measured(own, "transcripts", "usage", "--by", "day", "--json", home=home)
-        total = json.loads(out)[-1]
-        peer = shutil.which("ccusage")
-        if peer is None:
-            yield Row(f"usage of {what} ({memory} MB)", took, "ccusage", 0, "ccusage isn't on the PATH")
-        else:
-            theirs, other, out = measured(peer, "claude", "daily", "--json", "--offline", home=home)
-            said = json.loads(out)["totals"]
-            same = said["outputTokens"] == total["output_tokens"]
-            against = f"ccusage ({other} MB, {'the same' if same else 'another'} total)"
-            yield Row(f"usage of {what} ({memory} MB)", took, against, theirs)
-        took, memory, _ = measured(own, "transcripts", "search", "question 3 of session 77", "--json", home=home)
-        yield Row(f"search {what} ({memory} MB)", took, "", 0, "no peer that needs no index")
+        home, small = Path(directory) / "all", Path(directory) / "tenth"
+        size = make_sessions(home, sizes)
+        make_sessions(small, replace(sizes, sessions=max(sizes.sessions // 10, 1)))
+        for task in _TASKS:
+            what = f"{task.what} {sizes.sessions:,} sessions, {size / 1e9:.1f} GB"
+            yield from _of(task, what, home, small, rounds, task.peer if task.peer in peers else "")
+
+
+def _of(task: _Task, what: str, home: Path, small: Path, rounds: int, peer: str) -> Iterator[Row]:
+    ours, theirs, tenth = _Took(), _Took(), _Took()
+    found = command_of(peer, task.script) if peer else None
+    for _ in range(rounds):
+        ours.run((*_OWN, *task.ours, "--json"), _environment(home))
+        tenth.run((*_OWN, *task.ours, "--json"), _environment(small))
+        if found is not None:
+            argv, environment = found
+            theirs.run((*argv, *task.theirs), {**_environment(home), **environment})
+    if found is None:
+        note = task.why_alone or "it isn't installed: run with --peers"
+        yield Row(what, ours.time, task.script, 0, note)
+    else:
+        same = "" if task.told(ours.answer) == task.they_told(theirs.answer) else ", another answer"
+        yield Row(what, ours.time, f"{task.script}{same}", theirs.time)
+        yield Row(f"{what}: processor time", ours.processor, task.script, theirs.processor)
+        yield Row(f"{what}: memory (MB)", ours.memory, task.script, theirs.memory)
+    yield Row(f"{what}: memory (MB)", ours.memory, "a tenth of them", tenth.memory)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLAUDE", "CODEX", "XDG_"))}
+    return {**kept, "HOME": str(home), "PWD": str(home), "TZ": "UTC"}

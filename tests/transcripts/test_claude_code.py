@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.transcripts.homes import T0, T1, lines
 from tests.transcripts.reading_sessions import heads, loaded, texts
-from workbench.transcripts import fold
+from workbench.transcripts import LocalPlatform, fold
 from workbench.transcripts.agents.claude_code import typed
 
 
@@ -74,6 +75,17 @@ def test_subagents_are_lanes_with_their_usage_and_no_sessions(session: Path) -> 
     }
     assert texts(transcript, "prompt") == ["delegate"]
     assert [head.ref.session_id for head in heads("claude-code", session.parents[2])] == ["s"]
+
+
+def test_a_subagent_s_file_that_comes_later_is_found_however_old_its_directory_was(session: Path) -> None:
+    lines(session, user("delegate"), reply("m1", 3))
+    os.utime(session.parent, (10**9, 10**9))
+    platform = LocalPlatform()
+    assert len(loaded("claude-code", session, platform).lanes) == 1
+    lines(session.parent / "agent-late.jsonl", reply("m2", 5, isSidechain=True))
+    assert [lane.id for lane in loaded("claude-code", session, platform).lanes] == ["main", "late"]
+    lines(session.parent / "agent-later.jsonl", reply("m3", 5, isSidechain=True))
+    assert len(loaded("claude-code", session, platform).lanes) == 3
 
 
 TYPED = [

@@ -10,7 +10,7 @@ import zstandard
 
 from tests.transcripts.homes import T0, T1, codex, lines
 from tests.transcripts.reading_sessions import heads, loaded, texts
-from workbench.transcripts import ReadFailed, SessionRef, Transcript, find_adapter, fold
+from workbench.transcripts import LocalPlatform, ReadFailed, SessionRef, Transcript, find_adapter, fold
 
 
 def record(kind: str, at: str = T0, **payload: object) -> dict[str, Any]:
@@ -80,6 +80,43 @@ def test_subagents_are_lanes_with_their_usage_and_no_sessions(tmp_path: Path) ->
     assert [head.ref.session_id for head in heads("codex", tmp_path)] == ["parent"]
 
 
+def test_a_subagent_s_rollout_is_found_again_once_it_was_compressed(tmp_path: Path) -> None:
+    spawned = event("collab_agent_spawn_end", call_id="c1", new_thread_id="child")
+    parent = rollout(tmp_path, "parent", event("user_message", message="go"), tokens(100), spawned)
+    child = rollout(tmp_path, "child", tokens(30), meta={"parent_thread_id": "parent", "thread_source": "subagent"})
+    platform = LocalPlatform()
+    before = loaded("codex", parent, platform)
+    assert [lane.path for lane in before.lanes] == [None, str(child)]
+    packed = child.with_name(f"{child.name}.zst")
+    packed.write_bytes(zstandard.ZstdCompressor().compress(child.read_bytes()))
+    child.unlink()
+    after = loaded("codex", parent, platform)
+    assert [lane.path for lane in after.lanes] == [None, str(packed)]
+    assert fold(after).usage == fold(before).usage
+
+
+def test_a_home_is_looked_through_once_for_many_forks(tmp_path: Path) -> None:
+    rollout(tmp_path, "parent", tokens(100))
+    forks = [rollout(tmp_path, f"fork{number}", tokens(100), meta={"forked_from_id": "parent"}) for number in range(5)]
+    lost = rollout(tmp_path, "lost", tokens(100), meta={"forked_from_id": "nobody"})
+    platform = LocalPlatform()
+    listed: list[str] = []
+    inner = platform.fs
+
+    class Fs:
+        stat, read = inner.stat, inner.read
+
+        @staticmethod
+        async def list(path: str) -> object:
+            listed.append(path)
+            return await inner.list(path)
+
+    platform.fs = Fs()  # type: ignore[assignment]
+    for path in (*forks, lost, lost):
+        assert loaded("codex", path, platform).session_id
+    assert len(listed) == len(set(listed))
+
+
 def test_what_two_streams_tell_is_said_once(tmp_path: Path) -> None:
     def item(kind: str, text: str) -> dict[str, Any]:
         return event("item_completed", item={"type": kind, "content": [{"type": "text", "text": text}]})
@@ -128,7 +165,7 @@ def test_a_compressed_rollout_reads_as_the_plain_one(tmp_path: Path) -> None:
 def test_a_compressed_rollout_is_a_failure_where_nothing_can_decode_it(tmp_path: Path) -> None:
     import anyio
 
-    from workbench.transcripts import LocalPlatform, SessionListFailure
+    from workbench.transcripts import SessionListFailure
 
     path = tmp_path / "sessions" / "rollout-2026-03-01T10-00-00-z.jsonl.zst"
     path.parent.mkdir()
@@ -230,7 +267,7 @@ def test_the_rollouts_of_before_the_envelope_are_read(tmp_path: Path) -> None:
 def test_a_generation_that_is_not_read_is_a_value(tmp_path: Path) -> None:
     import anyio
 
-    from workbench.transcripts import LocalPlatform, UnknownFormat
+    from workbench.transcripts import UnknownFormat
 
     for agent, record, generation in (
         ("codex", {"session": {"id": "x"}, "items": []}, "one document, of 2025"),

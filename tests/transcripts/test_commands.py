@@ -120,11 +120,23 @@ def test_costs_are_those_recorded_else_worked_out_from_prices(home: Path, tmp_pa
     ran("usage", "--prices", str(prices), code=2)
 
 
+def test_a_session_is_exported_as_json_whole_and_as_it_is_shown_to_programs(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "c1.json"
+    ran("export", "c1", "--format", "json", "-o", str(target))
+    assert (
+        json.loads(target.read_text())
+        == json.loads(ran("export", "c1", "--format", "json").stdout)
+        == told("show", "c1")
+    )
+
+
 def test_a_session_is_exported_as_markdown_and_as_html_that_runs_nothing(home: Path, tmp_path: Path) -> None:
     attack = "<script>alert(1)</script> ![x](http://example.com/x.png) [y](javascript:alert(2)) `code`"
     record = {"type": "user", "sessionId": "a", "timestamp": T0, "message": {"content": attack}}
     lines(home / ".claude" / "projects" / "p" / "a.jsonl", record)
     assert f"\n{attack}\n" in ran("export", "a").stdout
+    assert len({ran("export", "a", *more).stdout for more in ((), ("--format", "md"), ("--format", "markdown"))}) == 1
+    assert "markdown, json, html" in ran("export", "a", "--format", "pdf", code=2).stderr
     target = tmp_path / "a.html"
     ran("export", "a", "--format", "html", "-o", str(target))
     written = target.read_text()

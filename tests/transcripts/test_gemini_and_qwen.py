@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.transcripts.homes import ANSWERED, ASKED, T0, T1, T2, lines
-from tests.transcripts.reading_sessions import loaded, texts
+from tests.transcripts.reading_sessions import heads, loaded, texts
 from workbench.transcripts import Lane
 
 HEADER = {"sessionId": "g1", "projectHash": "h", "startTime": T0, "lastUpdated": T0, "kind": "main"}
@@ -60,6 +60,15 @@ def test_gemini_s_session_that_was_gone_on_with_loses_nothing_and_tells_nothing_
     assert texts(transcript, "reply") == [ANSWERED]
     assert [(edit.path, edit.action) for edit in transcript.edits] == [("/work/a.py", "add")]
     assert [request.usage.input_tokens for request in transcript.requests] == [130]
+
+
+def test_a_file_of_gemini_s_in_which_nobody_said_anything_is_no_session(tmp_path: Path) -> None:
+    """Going on with a session it begins a file of the same id, and then writes to the one that is there."""
+    chats = tmp_path / "tmp" / "project" / "chats"
+    context = {"id": "c", "timestamp": T1, "type": "user", "content": [{"text": "<session_context>\nToday is a day."}]}
+    lines(chats / "session-2026-03-01T10-00-g1.jsonl", HEADER, {"$set": {"messages": [context]}}, *BARE)
+    lines(chats / "session-2026-03-01T10-01-g1.jsonl", HEADER, {"$set": {"messages": [context]}})
+    assert [head.first_prompt for head in heads("gemini-cli", tmp_path)] == [ASKED]
 
 
 def test_gemini_s_messages_as_the_api_has_them_are_read_where_there_are_no_others(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
-from enum import StrEnum
 
 from rich.filesize import decimal
 
 from workbench.cli import output
+from workbench.cli.formats import Format
 from workbench.cli.session_list import STANDING, age, changes, conversation, session_report, size
 from workbench.conversations import FILE, stored
 from workbench.errors import SessionError, StateError
@@ -22,14 +22,6 @@ from workbench.state import Standing
 
 _LINES = 12
 """Of a message, where only the last exchange is shown."""
-
-
-class Format(StrEnum):
-    """What a conversation is exported as."""
-
-    MARKDOWN = "markdown"
-    JSON = "json"
-    HTML = "html"
 
 
 def detail_of(session: Session) -> SessionDetail:

@@ -15,6 +15,7 @@ from workbench.cli import output
 from workbench.cli.agent_run import ModelOption
 from workbench.cli.chat import Wishes, converse
 from workbench.cli.failure import EXIT_ERROR, find_error
+from workbench.cli.formats import Format, FormatOption
 from workbench.cli.options import (
     BackendOption,
     Context,
@@ -26,7 +27,7 @@ from workbench.cli.options import (
 )
 from workbench.cli.session_list import contents, conversation, session_report, show_all, titled
 from workbench.cli.session_names import NameArgument, find
-from workbench.cli.session_show import Format, detail_of, document, print_session, report
+from workbench.cli.session_show import detail_of, document, print_session, report
 from workbench.deletion import collect, require_removable
 from workbench.deletion import delete as remove
 from workbench.errors import OptionsError, StateError, WorkbenchError
@@ -104,9 +105,7 @@ def resume(
 @sessions.command()
 def export(
     name: NameArgument,
-    form: Annotated[
-        Format, typer.Option("--format", help="Markdown, one HTML file that loads nothing, or all of it as JSON.")
-    ] = Format.MARKDOWN,
+    form: FormatOption = Format.MARKDOWN,
     file: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Where to, a new file; else to stdout.")
     ] = None,

@@ -13,6 +13,7 @@ import typer
 
 from workbench.cli import output
 from workbench.cli.foreign import AgentOption, SessionArgument, print_table, progress, unread
+from workbench.cli.formats import Format, FormatOption
 from workbench.cli.importing import import_session
 from workbench.cli.options import JsonOption, failing
 from workbench.errors import OptionsError
@@ -36,13 +37,6 @@ class By(StrEnum):
     PROJECT = "project"
     AGENT = "agent"
     SESSION = "session"
-
-
-class Format(StrEnum):
-    """What a session is exported as."""
-
-    MARKDOWN = "md"
-    HTML = "html"
 
 
 @transcripts.command("list")
@@ -155,9 +149,7 @@ def usage(
 @transcripts.command()
 def export(
     session: SessionArgument,
-    form: Annotated[
-        Format, typer.Option("--format", help="Markdown, or one HTML file that loads nothing.")
-    ] = Format.MARKDOWN,
+    form: FormatOption = Format.MARKDOWN,
     file: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Where to; else to stdout.")
     ] = None,
@@ -168,7 +160,13 @@ def export(
 
     with failing(False):
         transcript = anyio.run(_loaded, session, agent)
-        text = to_html(transcript) if form is Format.HTML else to_markdown(transcript)
+        if form is Format.JSON and file is None:
+            output.write_json(transcript)
+            return
+        if form is Format.JSON:
+            text = f"{transcript.model_dump_json(indent=2)}\n"
+        else:
+            text = to_html(transcript) if form is Format.HTML else to_markdown(transcript)
         if file is None:
             sys.stdout.write(output.visible(text.encode("utf-8", "replace")) if sys.stdout.isatty() else text)
             return

@@ -21,7 +21,7 @@ from workbench.transcripts.models import (
     Source,
 )
 from workbench.transcripts.platform import SessionPlatform
-from workbench.transcripts.reading import Ends, read_document_ends, read_ends, small_document, walk
+from workbench.transcripts.reading import END_BYTES, Ends, read_document_ends, read_ends, small_document, walk
 from workbench.transcripts.values import block_text, count, items, mapping, moment, named, string
 
 _NOT_TYPED = ("/", "?", "<session_context>", "<hook_context>")
@@ -98,12 +98,17 @@ class GeminiCli(FileAdapter):
         return bool(ends.head) and {"sessionId", "projectHash"} <= ends.head[0].keys()
 
     async def head(self, platform: SessionPlatform, file: SessionFile, ends: Ends) -> HeadFacts | None:
-        """From its header, its updates, and its first message that a person typed."""
+        """From its header, its updates, and its first message that a person typed.
+
+        Where nobody said anything yet there is none, for the agent neither: it begins a file when it goes on with a session
+        and then writes to the one that the session has.
+        """
         header = ends.head[0] if ends.head else {}
         if header.get("kind") == "subagent":
             return None
         facts = HeadFacts(session_id=named(header.get("sessionId")))
         facts.title = named(header.get("summary"))
+        said = file.stat.size > END_BYTES
         for record in ends.records:
             update = mapping(record.get("$set"))
             facts.title = named(update.get("summary")) or facts.title
@@ -111,8 +116,11 @@ class GeminiCli(FileAdapter):
                 facts.seen(moment(at))
             for message in [record, *map(mapping, items(update.get("messages")))]:
                 facts.seen(moment(message.get("timestamp")))
+                said = said or message.get("type") == "gemini"
                 if facts.first_prompt is None and message.get("type") == "user":
                     facts.first_prompt = typed(_text(message.get("content"))) or None
+        if not said and facts.first_prompt is None:
+            return None
         facts.cwd = await _directory(platform, file.path)
         return facts
 
