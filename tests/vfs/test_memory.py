@@ -42,6 +42,56 @@ def test_a_file_that_grows_beyond_the_limit_is_the_same_in_every_way() -> None:
     assert overlay.read_bytes(b"h") == b"g" * 1000
 
 
+def test_a_file_is_written_over_by_its_own_path_alone(overlay: Overlay) -> None:
+    for path in (b"f", b"d/f"):
+        overlay.makedirs(b"d", exist_ok=True)
+        overlay.write_bytes(path, b"old")
+        overlay.chmod(path, 0o750)
+        overlay.link(path, path + b"-linked")
+    for path in (
+        b"/f",
+        b"//f",
+        b"./f",
+        b"d//f",
+        b"d/./f",
+        b"d/../f",
+        b"f/",
+        b"d/f\0",
+        b"/new",
+        b"d//new",
+        b"d/.",
+        b"d/..",
+    ):
+        with pytest.raises(OptionsError):
+            overlay.write_bytes(path, b"new")
+    for path, number in ((b"f/f", errno.ENOTDIR), (b"d", errno.EISDIR), (b"d/" + b"n" * 256, errno.ENAMETOOLONG)):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            overlay.write_bytes(path, b"new")
+    assert sorted(overlay.find()) == [b"d", b"d/f", b"d/f-linked", b"f", b"f-linked"]
+    for path in (b"f", b"d/f"):
+        assert overlay.read_bytes(path) == b"old"
+        overlay.write_bytes(path, b"new")
+        assert overlay.read_bytes(path) == b"new"
+        assert (overlay.stat(path).mode, overlay.stat(path).nlink) == (0o750, 1)
+        # Other hard links keep what they were.
+        assert overlay.read_bytes(path + b"-linked") == b"old"
+
+
+def test_a_new_file_below_what_the_lower_has_is_a_step_of_the_overlay() -> None:
+    lower = MemoryUpper()
+    Overlay(MemoryUpper(), lower).makedirs(b"both")
+    Overlay(MemoryUpper(), lower).write_bytes(b"both/lower", b"lower")
+    overlay = Overlay(lower, MemoryUpper())
+    overlay.chmod(b"both/lower", 0o700)
+    overlay.unlink(b"both/lower")
+    overlay.write_bytes(b"both/lower", b"new")
+    overlay.write_bytes(b"both/new", b"new")
+    with pytest.raises(FileNotFoundError):
+        overlay.write_bytes(b"nowhere/new", b"new")
+    overlay.unlink(b"both/lower")
+    assert overlay.list(b"both") == [b"new"]
+
+
 def test_a_huge_sparse_file_takes_no_memory(tmp_path: Path) -> None:
     with open(tmp_path / "big", "wb") as file:
         file.truncate(4 << 30)

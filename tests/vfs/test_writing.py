@@ -205,6 +205,22 @@ def test_whiteouts_stand_only_where_the_lower_has_something(layers: Layers) -> N
     assert layer(layers.upper, layers.lower)[b"d"] == ("whiteout", 0)
 
 
+def test_all_that_is_deleted_takes_one_inode(layers: Layers) -> None:
+    for number in range(20):
+        _content(layers.lower / f"d{number % 3}" / f"f{number}")
+    for number in range(20):
+        layers.overlay.unlink(b"d%d/f%d" % (number % 3, number))
+    assert [names for _, _, names in layers.overlay.walk()] == [[], [], [], []]
+    whiteouts = [path.lstat() for path in layers.upper.rglob("f*")]
+    assert len(whiteouts) == 20
+    assert len({whiteout.st_ino for whiteout in whiteouts}) == 1
+    assert all(stat.S_ISCHR(whiteout.st_mode) for whiteout in whiteouts)
+    # It's no longer one of them that is written over.
+    layers.overlay.write_bytes(b"d0/f0", b"new")
+    assert layers.overlay.list(b"d0") == [b"f0"]
+    assert not layers.overlay.exists(b"d1/f1")
+
+
 def test_a_moved_directory_carries_no_whiteouts_along(layers: Layers) -> None:
     _content(layers.lower / "d" / "e" / "old")
     _content(layers.lower / "d" / "kept")

@@ -1,13 +1,15 @@
-"""Open files of an overlay: the modes they're opened in, and lower files that are copied up when they're first written."""
+"""Open files of an overlay: the modes they're opened in, files in memory, and lower ones, copied up when first written."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Callable
 from typing import BinaryIO
 
 from workbench.errors import OptionsError
+from workbench.vfs.content import Content
 from workbench.vfs.layers import OpenMode
 
 # read, write, append, create, exclusive, truncate
@@ -125,3 +127,89 @@ class LowerFile(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
+
+
+class ContentFile(io.RawIOBase):
+    """An open file in memory. It stays the same file whatever becomes of its path; `touched` is told of each change."""
+
+    def __init__(self, name: bytes, mode: OpenMode, content: Content, touched: Callable[[], None]) -> None:
+        super().__init__()
+        self.name = name
+        self._mode = mode
+        self._content = content
+        self._touched = touched
+        self._position = 0
+
+    @property
+    def mode(self) -> str:
+        """As `LowerFile.mode`."""
+        return str(self._mode)
+
+    def _check(self, allowed: bool, what: str) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        if not allowed:
+            raise io.UnsupportedOperation(what)
+
+    def readable(self) -> bool:
+        """Whether the mode lets it be read."""
+        return self._mode.read
+
+    def writable(self) -> bool:
+        """Whether the mode lets it be written."""
+        return self._mode.write
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """As `io.FileIO.readinto`. Raises OSError, UnsupportedOperation."""
+        self._check(self._mode.read, "not readable")
+        data = self._content.read(self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def readall(self) -> bytes:
+        """As `io.FileIO.readall`. Raises OSError, UnsupportedOperation."""
+        self._check(self._mode.read, "not readable")
+        data = self._content.read(self._position)
+        self._position += len(data)
+        return data
+
+    def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
+        """Write at the position, or the end. Raises OSError, UnsupportedOperation."""
+        self._check(self._mode.write, "not writable")
+        if self._mode.append:
+            self._position = self._content.size
+        with memoryview(data) as view:
+            count = self._content.write(self._position, view.cast("B"))
+        self._position += count
+        self._touched()
+        return count
+
+    def truncate(self, size: int | None = None) -> int:
+        """Cut, or extend by a hole. Raises OSError, UnsupportedOperation."""
+        self._check(self._mode.write, "not writable")
+        size = self._position if size is None else size
+        if size < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._content.truncate(size)
+        self._touched()
+        return size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move the position. Raises OSError, ValueError."""
+        self._check(True, "")
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._content.size}
+        if whence not in base:
+            raise ValueError(f"invalid whence ({whence})")
+        if base[whence] + offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._position = base[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        """The position in bytes."""
+        return self._position

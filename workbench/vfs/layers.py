@@ -130,6 +130,14 @@ class Upper(Protocol):
         """A regular file of this layer, open for writing, emptied where `mode` says so."""
         ...
 
+    def write(self, path: bytes, data: bytes, bare: object) -> bool:
+        """Write a whole file if that takes nothing but this layer, and say whether it was done.
+
+        As `replace` over a regular file of its own; as `make_file`, with 0o666, where there is nothing and nothing of a
+        lower shows, `bare` being that lower. A layer may leave it to its caller all the same.
+        """
+        ...
+
     def make_file(self, path: bytes, mode: int, data: bytes = b"") -> None:
         """A new file with this content, where there is nothing or a whiteout. `mode` is subject to the umask."""
         ...

@@ -106,14 +106,13 @@ class LocalStorage:
             return []
         try:
             file = Kind.FILE
-            found: builtins.list[tuple[bytes, Kind]] = []
-            # By that path, since of a descriptor the names come as text.
+            # By that path, since of a descriptor the names come as text. Files first, as most are.
             with os.scandir(marks.itself(fd)) as listing:
-                for entry in listing:
-                    # Files first, as most are.
-                    kind = file if entry.is_file(follow_symlinks=False) else _kind(entry)
-                    if kind is not None:
-                        found.append((entry.name, kind))
+                found = [
+                    (entry.name, kind)
+                    for entry in listing
+                    if (kind := file if entry.is_file(follow_symlinks=False) else _kind(entry)) is not None
+                ]
             found.sort(key=BY_NAME)
             return found
         finally:
@@ -129,6 +128,10 @@ class LocalStorage:
 
     def open_file(self, path: bytes) -> int:
         """As `open`, but a descriptor, which the caller closes."""
+        return self._open_file(path)[0]
+
+    def _open_file(self, path: bytes) -> tuple[int, int]:
+        """As `open_file`, and the file's size just before."""
         # Opening a FIFO wakes its writers, and opening a device may do anything: look first. What is then opened is the
         # very inode that was looked at, whatever has its name by now.
         try:
@@ -141,7 +144,7 @@ class LocalStorage:
             found = os.fstat(looked)
             if not stat_module.S_ISREG(found.st_mode):
                 _refuse_irregular(Stat.of(found).kind, path)
-            return open_quietly(looked)
+            return open_quietly(looked), found.st_size
         except OSError as error:
             raise paths.error(error.errno or errno.EIO, path) from error
         finally:
@@ -149,9 +152,9 @@ class LocalStorage:
 
     def read_bytes(self, path: bytes) -> bytes:
         """A regular file's content. Raises as `open`."""
-        fd = self.open_file(path)
+        fd, size = self._open_file(path)
         try:
-            return read_whole(fd, os.fstat(fd).st_size)
+            return read_whole(fd, size)
         finally:
             os.close(fd)
 

@@ -19,6 +19,7 @@ from workbench.vfs.marks import PREFIX
 from workbench.vfs.storage import Kind, Stat
 
 _NAME_MAX = 255
+_NEW_FILE = 0o666
 _READING = handles.open_mode("rb")
 
 
@@ -127,7 +128,7 @@ class MemoryUpper:
 
     def open(self, path: bytes) -> BinaryIO:
         """As `Storage.open`."""
-        return io.BufferedReader(_MemoryFile(self._file(path), path, _READING))
+        return io.BufferedReader(self._opened(path, _READING))
 
     def read_bytes(self, path: bytes) -> bytes:
         """As `DetailedStorage.read_bytes`."""
@@ -159,11 +160,37 @@ class MemoryUpper:
 
     def edit(self, path: bytes, mode: OpenMode) -> io.RawIOBase:
         """As `layers.Upper.edit`."""
-        node = self._file(path)
-        file = _MemoryFile(node, path, mode)
+        file = self._opened(path, mode)
         if mode.truncate:
             file.truncate(0)
         return file
+
+    def write(self, path: bytes, data: bytes, bare: object) -> bool:
+        """As `layers.Upper.write`."""
+        names = path.split(b"/")
+        name = names.pop()
+        parent = self._root
+        hides = False
+        for each in names:
+            below = parent.children.get(each)
+            if below is None:
+                return False
+            parent = below
+            hides = hides or parent.opaque or parent.bare is bare
+        old = parent.children.get(name)
+        if old is None:
+            if not hides or parent.kind is not Kind.DIR:
+                return False
+            _check_name(path, name)
+            node = self._new(Kind.FILE, _NEW_FILE & ~self._umask, Content(bytes(data), self._spill))
+            self._inherit(node, parent)
+        elif old.kind is Kind.FILE:
+            node = self._successor(old, data)
+        else:
+            return False
+        parent.children[name] = node
+        parent.mtime_ns = parent.ctime_ns = node.mtime_ns
+        return True
 
     def make_file(self, path: bytes, mode: int, data: bytes = b"") -> None:
         """As `layers.Upper.make_file`."""
@@ -231,13 +258,16 @@ class MemoryUpper:
     def replace(self, path: bytes, data: bytes) -> None:
         """As `layers.Upper.replace`."""
         parent, name = self._place(path)
-        old = self._file(path)
+        parent.children[name] = self._successor(self._file(path), data)
+        parent.touched()
+
+    def _successor(self, old: _Node, data: bytes) -> _Node:
+        """A file with this content, and otherwise as another, whose place it takes."""
         node = self._new(Kind.FILE, old.mode, Content(bytes(data), self._spill))
         node.owner = old.owner
         node.xattrs = dict(old.xattrs) if old.xattrs else _NO_XATTRS
         self._drop(old)
-        parent.children[name] = node
-        parent.touched()
+        return node
 
     def remove(self, path: bytes, *, whiteout: bool) -> None:
         """As `layers.Upper.remove`."""
@@ -369,88 +399,23 @@ class MemoryUpper:
             raise paths.error(codes.get(node.kind, errno.EINVAL), path)
         return node
 
+    def _opened(self, path: bytes, mode: OpenMode) -> handles.ContentFile:
+        node = self._file(path)
+        assert node.content is not None
+        return handles.ContentFile(path, mode, node.content, node.touched)
+
     def _place(self, path: bytes) -> tuple[_Node, bytes]:
         above, slash, name = path.rpartition(b"/")
-        if name in (b"", b".", b"..") or b"\0" in name or (slash and not above):
+        if slash and not above:
             paths.parts(path)
-            raise paths.error(errno.EBUSY, path)
-        if len(name) > _NAME_MAX:
-            raise paths.error(errno.ENAMETOOLONG, path)
+        _check_name(path, name)
         return self._directory(above), name
 
 
-class _MemoryFile(io.RawIOBase):
-    """An open file in memory. It stays the same file whatever becomes of its path."""
-
-    def __init__(self, node: _Node, name: bytes, mode: OpenMode) -> None:
-        super().__init__()
-        assert node.content is not None
-        self.name = name
-        self._node = node
-        self._content = node.content
-        self._mode = mode
-        self._position = 0
-
-    @property
-    def mode(self) -> str:
-        return str(self._mode)
-
-    def _check(self, allowed: bool, what: str) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file")
-        if not allowed:
-            raise io.UnsupportedOperation(what)
-
-    def readable(self) -> bool:
-        return self._mode.read
-
-    def writable(self) -> bool:
-        return self._mode.write
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        self._check(self._mode.read, "not readable")
-        data = self._content.read(self._position, len(buffer))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    def readall(self) -> bytes:
-        self._check(self._mode.read, "not readable")
-        data = self._content.read(self._position)
-        self._position += len(data)
-        return data
-
-    def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
-        self._check(self._mode.write, "not writable")
-        if self._mode.append:
-            self._position = self._content.size
-        with memoryview(data) as view:
-            count = self._content.write(self._position, view.cast("B"))
-        self._position += count
-        self._node.touched()
-        return count
-
-    def truncate(self, size: int | None = None) -> int:
-        self._check(self._mode.write, "not writable")
-        size = self._position if size is None else size
-        if size < 0:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        self._content.truncate(size)
-        self._node.touched()
-        return size
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._check(True, "")
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._content.size}
-        if whence not in base:
-            raise ValueError(f"invalid whence ({whence})")
-        if base[whence] + offset < 0:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        self._position = base[whence] + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
+def _check_name(path: bytes, name: bytes) -> None:
+    """Refuse a last component that no entry can have."""
+    if name in (b"", b".", b"..") or b"\0" in name:
+        paths.parts(path)
+        raise paths.error(errno.EBUSY, path)
+    if len(name) > _NAME_MAX:
+        raise paths.error(errno.ENAMETOOLONG, path)

@@ -58,7 +58,12 @@ class MergedView:
 
     def list(self, path: bytes) -> builtins.list[bytes]:
         """The names in a directory, sorted bytewise, without hidden ones. Raises as `stat`, and NotADirectoryError."""
-        return [name for name, _ in self.entries(path)]
+        merged = self._merge(path)[1]
+        if path and not self.hide_hidden_paths:
+            # Nothing is hidden here: the usual case, in one pass.
+            whiteout = Kind.WHITEOUT
+            return [name for name, kind in merged if kind is not whiteout]
+        return [name for name, _ in self._visible(path, merged, self._is_hidden(path))]
 
     def entries(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         """As `list`, with the kind of each entry."""
@@ -217,9 +222,8 @@ class MergedView:
             below = self._entries_below(path)
         except (FileNotFoundError, NotADirectoryError):
             return self.upper.entries(path)
-        merged = dict(below)
-        merged.update(self.upper.entries(path))
-        return sorted(merged.items(), key=BY_NAME)
+        above = self.upper.entries(path)
+        return sorted({**dict(below), **dict(above)}.items(), key=BY_NAME) if above else below
 
     def _visible(
         self, path: bytes, merged: builtins.list[tuple[bytes, Kind]], hidden: bool

@@ -84,15 +84,18 @@ class Overlay(MergedView):
         Other hard links, and what is open, keep the old content. Raises IsADirectoryError, and OSError as `open`.
         """
         with self.upper.lock:
-            found, kind = self._target(path)
+            if self.upper.write(path, data, self.lower):
+                return
+            found, kind, stat = self._target_stat(path)
             if kind is None:
                 self._make_way(path, found)
                 self.upper.make_file(path, _NEW_FILE, data)
                 return
             _refuse_irregular(kind, path)
-            self._settle(path)
-            if found.kind is None and self.upper.look(path).kind is None:
-                stat = self._stat_below(path, found)
+            if self._waiting:
+                self._settle(path)
+                found, kind, stat = self._target_stat(path)
+            if stat is not None:
                 self._make_way(path, found)
                 self.upper.put(
                     path, Entry(Kind.FILE, stat.mode, (stat.uid, stat.gid), None, self._lower_xattrs(path), data)
@@ -368,19 +371,25 @@ class Overlay(MergedView):
 
     def _target(self, path: bytes) -> tuple[Found, Kind | None]:
         """What the upper says of a path, and what the merged view has there. Raises for the way to it."""
+        found, kind, _ = self._target_stat(path)
+        return found, kind
+
+    def _target_stat(self, path: bytes) -> tuple[Found, Kind | None, Stat | None]:
+        """As `_target`, with the lower's stat where it's the lower's entry that shows."""
         found = self._asked(path)
         if found.kind is Kind.WHITEOUT:
-            return found, None
+            return found, None, None
         if found.kind is not None:
-            return found, found.kind
+            return found, found.kind, None
         if not found.lower:
             self._require_parent(path, found)
-            return found, None
+            return found, None, None
         try:
-            return found, self._stat_below(path, found).kind
+            stat = self._stat_below(path, found)
         except FileNotFoundError:
             self._require_parent(path, found)
-            return found, None
+            return found, None, None
+        return found, stat.kind, stat
 
     def _require_parent(self, path: bytes, found: Found) -> None:
         if path.count(b"/") <= found.directories:

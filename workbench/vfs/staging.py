@@ -32,6 +32,7 @@ class Staging:
         self._name = _PREFIX + secrets.token_hex(8).encode()
         # Unlike those of any other, whose leftovers are brought up beside each other when they're removed.
         self._names = (self._name + b"-%d" % number for number in itertools.count())
+        self._whiteout = b""
         try:
             self._sweep()
             os.mkdir(self._name, _PRIVATE, dir_fd=self._work_fd)
@@ -111,6 +112,24 @@ class Staging:
                 yield fd, b"new"
             finally:
                 os.close(fd)
+
+    def link_whiteout(self, parent_fd: int, name: bytes) -> None:
+        """Make a whiteout where nothing is: one more link of a staged one, as the kernel does, which costs no inode.
+
+        Raises FileExistsError, OSError.
+        """
+        try:
+            if not self._whiteout:
+                whiteout = next(self._names)
+                os.mknod(whiteout, stat_module.S_IFCHR, 0, dir_fd=self.fd)
+                self._whiteout = whiteout
+            os.link(self._whiteout, name, src_dir_fd=self.fd, dst_dir_fd=parent_fd, follow_symlinks=False)
+        except OSError as error:
+            # It has as many as the filesystem allows, or none are allowed.
+            if error.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.ENOENT):
+                raise
+            self._whiteout = b""
+            os.mknod(name, stat_module.S_IFCHR, 0, dir_fd=parent_fd)
 
     def place(self, staged: bytes, parent_fd: int, name: bytes, *, dir_fd: int, replace: bool = False) -> None:
         """Put a staged entry in place of nothing or a whiteout, or, to `replace`, of anything but a directory.

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from workbench.vfs import marks, paths, syscalls
+from workbench.vfs import inodes, marks, paths, syscalls
 from workbench.vfs.layers import Entry, Found, OpenMode
 from workbench.vfs.local import LocalStorage, open_quietly, read_whole
 from workbench.vfs.marks import Attributes
@@ -230,10 +230,14 @@ class LocalUpper(LocalStorage):
             raise
         return io.FileIO(fd, ("ab" if mode.append else "wb" if not mode.read else "rb") + ("+" if mode.read else ""))
 
+    def write(self, path: bytes, data: bytes, bare: object) -> bool:
+        """As `layers.Upper.write`: always its caller's, since the system calls to tell are the same."""
+        return False
+
     def make_file(self, path: bytes, mode: int, data: bytes = b"") -> None:
         """As `layers.Upper.make_file`."""
-        with self._making(path) as (dir_fd, staged), _create(dir_fd, staged, mode) as file:
-            _write(file, data)
+        with self._making(path) as (dir_fd, staged), inodes.create(dir_fd, staged, mode) as file:
+            inodes.write(file, data)
 
     def make_directory(self, path: bytes, mode: int, *, opaque: bool, bare: object = None) -> None:
         """As `layers.Upper.make_directory`; nothing is remembered."""
@@ -255,44 +259,12 @@ class LocalUpper(LocalStorage):
     def put(self, path: bytes, entry: Entry, *, copy_up: bool = False) -> None:
         """As `layers.Upper.put`. An owner that the system doesn't let us set stays the caller."""
         with self._making(path, inherits=entry.owner is None, copy_up=copy_up, replace=True) as (dir_fd, staged):
-            self._fill(dir_fd, staged, entry, path)
+            inodes.fill(dir_fd, staged, entry, path)
             fd = os.open(staged, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
             try:
-                self._dress(fd, entry, mark=copy_up)
+                inodes.dress(fd, entry, mark=copy_up)
             finally:
                 os.close(fd)
-
-    def _fill(self, dir_fd: int, staged: bytes, entry: Entry, path: bytes) -> None:
-        if entry.kind is Kind.FILE:
-            with _create(dir_fd, staged, _NEW_FILE) as file:
-                _write(file, entry.content)
-                if entry.owner is not None:
-                    # As the kernel does: else a power cut could leave an empty file in place of what was there before.
-                    os.fdatasync(file.fileno())
-        elif entry.kind is Kind.DIR:
-            os.mkdir(staged, _NEW_DIRECTORY, dir_fd=dir_fd)
-        elif entry.kind is Kind.SYMLINK:
-            os.symlink(entry.target, staged, dir_fd=dir_fd)
-        elif entry.kind in (Kind.FIFO, Kind.SOCKET):
-            kind = stat_module.S_IFIFO if entry.kind is Kind.FIFO else stat_module.S_IFSOCK
-            os.mknod(staged, kind | _NEW_FILE, dir_fd=dir_fd)
-        else:
-            raise paths.error(errno.EPERM, path)
-
-    def _dress(self, fd: int, entry: Entry, *, mark: bool) -> None:
-        """Set all metadata of a new inode: owner, attributes, mode, and last the time."""
-        target = marks.itself(fd)
-        if entry.owner is not None:
-            _give(fd, *entry.owner)
-        for name, value in entry.xattrs.items():
-            _set_attribute(target, name, value)
-        if mark and (entry.kind is Kind.DIR or (entry.kind is Kind.FILE and entry.single)):
-            # An empty one is the kernel's own word for "copied up, from where isn't known".
-            os.setxattr(target, marks.ORIGIN, marks.origin_of(entry.origin))
-        if entry.kind is not Kind.SYMLINK:
-            os.chmod(target, entry.mode)
-        if entry.mtime_ns is not None:
-            os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def replace(self, path: bytes, data: bytes) -> None:
         """As `layers.Upper.replace`."""
@@ -309,21 +281,25 @@ class LocalUpper(LocalStorage):
     def remove(self, path: bytes, *, whiteout: bool) -> None:
         """As `layers.Upper.remove`."""
         with self._parent(path) as (parent_fd, name):
-            kind = _kind_at(parent_fd, name)
-            if whiteout and kind is None:
-                self.make_whiteout(parent_fd, name)
-            elif whiteout:
-                staging = self._stage()
+            if not whiteout:
+                try:
+                    os.unlink(name, dir_fd=parent_fd)
+                except (IsADirectoryError, PermissionError):
+                    # POSIX has EPERM for a directory.
+                    if _kind_at(parent_fd, name) is not Kind.DIR:
+                        raise
+                    self._remove_directory(parent_fd, name)
+                return
+            staging = self._stage()
+            try:
+                staging.link_whiteout(parent_fd, name)
+            except FileExistsError:
                 with staging.new() as staged:
                     self.make_whiteout(staging.fd, staged)
-                    if kind is Kind.DIR:
+                    if _kind_at(parent_fd, name) is Kind.DIR:
                         staging.exchange(staged, parent_fd, name)
                     else:
                         os.rename(staged, name, src_dir_fd=staging.fd, dst_dir_fd=parent_fd)
-            elif kind is not Kind.DIR:
-                os.unlink(name, dir_fd=parent_fd)
-            else:
-                self._remove_directory(parent_fd, name)
 
     def _remove_directory(self, parent_fd: int, name: bytes) -> None:
         try:
@@ -367,7 +343,7 @@ class LocalUpper(LocalStorage):
             fd = os.open(staged, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=staging.fd)
             try:
                 self.set_opaque(fd, True)
-                self._dress(fd, entry, mark=False)
+                inodes.dress(fd, entry, mark=False)
             finally:
                 os.close(fd)
             staging.exchange(staged, parent_fd, name)
@@ -385,7 +361,7 @@ class LocalUpper(LocalStorage):
                 if kind is Kind.DIR:
                     waiting.append(below)
                 elif kind is Kind.WHITEOUT:
-                    with self._parent(below) as (parent_fd, name), _unchanged(parent_fd):
+                    with self._parent(below) as (parent_fd, name), inodes.unchanged(parent_fd):
                         os.unlink(name, dir_fd=parent_fd)
 
     def chmod(self, path: bytes, mode: int) -> None:
@@ -418,7 +394,7 @@ class LocalUpper(LocalStorage):
     def _mark_opaque(self, dir_fd: int, name: bytes) -> None:
         fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
         try:
-            with _unchanged(fd):
+            with inodes.unchanged(fd):
                 self.set_opaque(fd, True)
         finally:
             os.close(fd)
@@ -455,8 +431,8 @@ class LocalUpper(LocalStorage):
         with self._parent(path) as (parent_fd, name), staging.mould(parent_fd, inherits=inherits) as (dir_fd, staged):
             yield dir_fd, staged
             if inherits and self._owner is not None:
-                _hand_over(dir_fd, staged, *self._owner)
-            with _unchanged(parent_fd) if copy_up else contextlib.nullcontext():
+                inodes.hand_over(dir_fd, staged, *self._owner)
+            with inodes.unchanged(parent_fd) if copy_up else contextlib.nullcontext():
                 staging.place(staged, parent_fd, name, dir_fd=dir_fd, replace=replace and not copy_up)
 
 
@@ -482,73 +458,8 @@ def _said_of(error: OSError, path: bytes) -> OSError:
     return paths.error(error.errno or errno.EIO, path)
 
 
-def _create(dir_fd: int, name: bytes, mode: int) -> io.FileIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return io.FileIO(os.open(name, flags, mode, dir_fd=dir_fd), "wb")
-
-
 def _kind_at(dir_fd: int, name: bytes) -> Kind | None:
     try:
         return Stat.of(os.stat(name, dir_fd=dir_fd, follow_symlinks=False)).kind
     except FileNotFoundError:
         return None
-
-
-def _write(file: io.FileIO, content: BinaryIO | bytes) -> None:
-    if isinstance(content, io.BufferedReader) and isinstance(content.raw, io.FileIO):
-        syscalls.copy_data(content.fileno(), file.fileno())
-    elif isinstance(content, bytes | bytearray | memoryview):
-        view = memoryview(content)
-        while view:
-            view = view[file.write(view) :]
-    else:
-        while data := content.read(_CHUNK):
-            _write(file, data)
-
-
-def _give(fd: int, uid: int, gid: int) -> None:
-    found = os.fstat(fd)
-    if (found.st_uid, found.st_gid) == (uid, gid):
-        return
-    target = marks.itself(fd)
-    try:
-        os.chown(target, uid, gid, follow_symlinks=True)
-    except PermissionError:
-        if os.geteuid() == 0:
-            raise
-        # Not ours to give away: it stays ours, and in the group only if we're in it.
-        with contextlib.suppress(PermissionError):
-            os.chown(target, -1, gid)
-
-
-def _hand_over(dir_fd: int, name: bytes, uid: int, gid: int) -> None:
-    """Give a new entry to somebody; a group that its directory handed down stays."""
-    found = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    group = gid if found.st_gid == os.getegid() else -1
-    os.chown(name, uid, group, dir_fd=dir_fd, follow_symlinks=False)
-
-
-def _set_attribute(target: bytes, name: bytes, value: bytes) -> None:
-    try:
-        os.setxattr(target, name, value)
-    except OSError as error:
-        # What belongs to the system isn't everyone's to copy.
-        if name.startswith(b"user.") or error.errno not in (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP):
-            raise
-
-
-@contextmanager
-def _unchanged(dir_fd: int) -> Iterator[None]:
-    """Keep a directory's times over a change that the merged view doesn't show, and that its mode is no bar to."""
-    target = marks.itself(dir_fd)
-    found = os.fstat(dir_fd)
-    mode = stat_module.S_IMODE(found.st_mode)
-    locked = found.st_uid == os.geteuid() != 0 and mode & _NEW_DIRECTORY != _NEW_DIRECTORY
-    if locked:
-        os.chmod(target, mode | _NEW_DIRECTORY)
-    try:
-        yield
-    finally:
-        if locked:
-            os.chmod(target, mode)
-        os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
