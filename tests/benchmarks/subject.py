@@ -367,11 +367,18 @@ def measure(name: str, lower: str, place: Path) -> dict[str, float | str]:
     many = sum(len(files) for _, _, files in os.walk(f"{lower}/many"))
     directories_of_many = len(os.listdir(f"{lower}/many"))
     data = b"x = 1\n" * 340
+    beside = [f"{directory}/new.py" for directory in directories]
+    replaced = small[: len(small) // 4]
+    size = sum(os.stat(f"{lower}/{path}").st_size for path in small)
     steps: list[tuple[str, Callable[[Subject], int], int]] = [
-        ("read lower files", lambda it: it.read(small), sum(os.stat(f"{lower}/{path}").st_size for path in small)),
+        ("read lower files", lambda it: it.read(small), size),
         ("write new files", lambda it: it.write(new, data), len(new)),
         ("read them back", lambda it: it.read(new), len(new) * len(data)),
         ("list directories", lambda it: it.list(directories * 10), len(small) * 10),
+        ("write beside lower files", lambda it: it.write(beside, data), len(beside)),
+        ("read below changed directories", lambda it: it.read(small), size),
+        ("list changed directories", lambda it: it.list(directories * 10), (len(small) + len(beside)) * 10),
+        ("replace lower files", lambda it: it.write(replaced, data), len(replaced)),
         ("delete new files", lambda it: it.delete(new), len(new)),
         ("delete lower files", lambda it: it.delete(small), len(small)),
         ("glob", lambda it: it.glob("many/**/f7.py"), directories_of_many),

@@ -17,7 +17,7 @@ def rows() -> dict[tuple[str, str], vfs.Row]:
 def test_every_operation_of_ours_is_measured(rows: dict[tuple[str, str], vfs.Row]) -> None:
     for name in ("upper on disk", "upper in memory", "fsspec face, upper in memory"):
         measured = [what for what, _ in rows if what.endswith(f": {name}")]
-        assert len(set(measured)) == 9
+        assert len(set(measured)) == 13
     assert all(row.ours_ms > 0 for row in rows.values())
 
 
