@@ -20,10 +20,10 @@ from tests.suites.fetched import CACHE, Apt
 from workbench.sandbox.backend import Limits
 
 IMAGE = "workbench-tests/suites:1"
-_BASE = "workbench/python:1"
+BASE = "workbench/python:1"
 _PACKAGES = ("fio", "libpython3.11-testsuite", "python3-gdbm", "stress-ng", "zlib1g-dev")
 _DOCKERFILE = f"""\
-FROM {_BASE}
+FROM {BASE}
 COPY *.deb /tmp/packages/
 RUN dpkg -i /tmp/packages/*.deb >/dev/null && rm -r /tmp/packages
 ADD git.tar /opt/
@@ -39,13 +39,13 @@ Outcomes = dict[str, dict[str, str]]
 
 def build_image() -> str:
     """The image with the suites in it, over the sandbox's own; built where it's missing or of another recipe."""
-    base = _docker("image", "inspect", "-f", "{{.Id}}", _BASE).strip()
+    base = _docker("image", "inspect", "-f", "{{.Id}}", BASE).strip()
     recipe = hashlib.sha256(" ".join((base, _DOCKERFILE, *_PACKAGES)).encode()).hexdigest()
     wanted = ["image", "inspect", "-f", f'{{{{.Id}}}} {{{{index .Config.Labels "{_RECIPE_LABEL}"}}}}', IMAGE]
     there = subprocess.run(["docker", *wanted], capture_output=True, text=True, check=False).stdout.split()
     if there[1:] == [recipe]:
         return IMAGE
-    status = _docker("run", "--rm", "--network", "none", "--entrypoint", "cat", _BASE, "/var/lib/dpkg/status")
+    status = _docker("run", "--rm", "--network", "none", "--entrypoint", "cat", BASE, "/var/lib/dpkg/status")
     apt = Apt(CACHE / "apt", status)
     with tempfile.TemporaryDirectory(prefix="workbench-image-") as directory:
         context = Path(directory)
@@ -71,12 +71,13 @@ def _docker(*arguments: str) -> str:
 
 @dataclass
 class Sides:
-    """Two directories at paths of one length: one is a workspace, the other is plain."""
+    """Two directories at paths of one length: one is a workspace, the other is plain; `image` is that with the suites."""
 
     directory: Path
+    image: str = ""
 
     def __post_init__(self) -> None:
-        self.image = build_image()
+        self.image = self.image or build_image()
         self.plain, self.mount = self.directory / "plain", self.directory / "mount"
         for path in (self.plain, self.mount):
             path.mkdir()
