@@ -286,4 +286,5 @@ def test_every_world_agrees_after_every_operation(lower: Path) -> None:
             database=None,
         ),
     )
-    assert machine.steps >= _EXAMPLES * _STEPS * 0.7
+    # Of 300 examples 10,000 operations; some steps find nothing to be done to.
+    assert machine.steps >= _EXAMPLES * _STEPS * 2 // 3
