@@ -1181,6 +1181,8 @@ class Job(Request):
             "stopped": len(self.killed - {self.main}),
             "out_of_memory": has_risen(self.oom_before, oom),
             "out_of_processes": has_risen(self.pids_before, refused),
+            "tmp_full": bool(code) and is_full("/tmp"),
+            "home_full": bool(code) and is_full(os.environ.get("HOME", "")),
             "user_cpu_us": self.user_us,
             "system_cpu_us": self.system_us,
             "memory_peak_bytes": self.peak_kb << 10,
@@ -1734,6 +1736,15 @@ def encode(text: str) -> bytes:
 
 def has_risen(before: int | None, now: int | None) -> bool:
     return before is not None and now is not None and now > before
+
+
+def is_full(directory: str) -> bool:
+    """Whether nothing more fits into a filesystem."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return False
+    return bool(found.f_blocks) and (not found.f_bavail or not found.f_favail)
 
 
 def whole(value: object, default: int) -> int:
