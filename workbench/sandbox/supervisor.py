@@ -10,6 +10,12 @@ ids. `frames.py` is the other end, and describes each kind.
 Every command has its own *reaper*: a fork of this process, made ahead of need, that is a child subreaper. Whatever a
 command starts, however it detaches itself, remains the reaper's descendant. Where a command kills its own reaper, its
 processes become ours; those we know nothing of are strays, and are killed.
+
+In this order: this process, with its system call filter and its counters; processes, found and killed; a reaper; a
+command's streams; requests, and of these a command, files, a port inside and the way out; values; and the loop, which
+owns everything. It's long, and stays one file: modules that are joined as it's sent would need a program to take their
+imports out, names that no checker sees meet would share one namespace, and what is tested and traced would no longer be
+what runs, byte for byte.
 """
 
 from __future__ import annotations
@@ -821,6 +827,10 @@ class Request:
         """The host has lost interest."""
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# A command
+
+
 class Job(Request):
     """One command, from its request until its result was sent."""
 
@@ -1201,6 +1211,10 @@ class Job(Request):
             self.fail("spawn_failed", f"can't start {printable(self.argv[0])}: {reason}", number)
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Files: written, read and changed by their names, never through a symlink
+
+
 def rename_anew(source: int, name: bytes, target: int, new: bytes) -> None:
     """Rename an entry where nothing is (renameat2(2)); where the C library can't say that, after a look."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -1332,6 +1346,10 @@ class Reading(Request):
     def kill(self, options: Json) -> None:
         os.close(self.fd)
         self.fail("os_error", os.strerror(errno.ECANCELED), errno.ECANCELED)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A port inside, reached from the host
 
 
 class Connection(Request):
@@ -1712,6 +1730,10 @@ class Tunnel(Request):
         self.input.close()
         self.socket.close()
         self.supervisor.tunnel_ended()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values: read from what the host sends, and told to it
 
 
 def facts(result: os.stat_result) -> Json:
