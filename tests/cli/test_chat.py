@@ -365,4 +365,4 @@ def test_a_signal_ends_the_chat_and_leaves_the_terminal_as_it_was(desk: Desk) ->
 
 def test_without_a_terminal_it_says_what_works_there(desk: Desk) -> None:
     refused = desk.cli("chat", "--model", MODEL, code=2)
-    assert "workbench run TASK" in refused.stderr.decode()
+    assert f"workbench run -w {desk.project} TASK" in refused.stderr.decode()

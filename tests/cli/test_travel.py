@@ -105,7 +105,7 @@ def test_a_discard_is_taken_back(prompt: Prompt) -> None:
 def test_what_is_said_to_take_a_redo_back_does(prompt: Prompt) -> None:
     prompt.sh("echo x > a")
     said = prompt("discard").stderr.decode()
-    assert "; `workbench redo` takes that back" in said
+    assert f"; `workbench redo -w {prompt.workspace}` takes that back" in said
     said = prompt("redo").stderr.decode()
     command, message_id, *_ = said.partition("; `workbench ")[2].partition("` takes that back")[0].split()
     assert command == "rewind"
@@ -141,7 +141,7 @@ def test_some_changes_are_discarded_and_taken_back(prompt: Prompt) -> None:
     prompt.sh("echo x > a; mkdir d; echo y > d/b; echo z > c; mkdir _notes; echo note > _notes/n")
     (prompt.workspace / ".gitignore").write_text("out/\n")
     done = prompt("discard", "a", "d/")
-    assert b"discarded 2 changes, 1 change left; `workbench redo`" in done.stderr
+    assert b"discarded 2 changes, 1 change left; `workbench redo -w " in done.stderr
     assert prompt("diff", "--name-status").stdout == b"A\tc\n"
     prompt("redo")
     assert prompt("diff", "--name-status").stdout == b"A\ta\nA\tc\nA\td/b\n"

@@ -148,6 +148,19 @@ async def test_a_temporary_directory_has_the_size_it_was_given(either_place: Pla
         assert result.stdout == b"100\n"
 
 
+async def test_a_full_directory_in_memory_is_named_where_a_command_failed(either_place: Place) -> None:
+    limits = Limits(tmp_bytes=4 * MIB, home_bytes=4 * MIB)
+    async with await either_place.ensure(limits=limits) as client:
+        for name, place in (("tmp", "/tmp"), ("home", "$HOME")):
+            fill = f"head -c 9000000 /dev/zero >{place}/x"
+            failed = await sh(client, fill)
+            assert (failed.tmp_full, failed.home_full) == (name == "tmp", name == "home")
+            assert not (await sh(client, "true")).tmp_full
+            # What failed for another reason isn't said to have failed for that.
+            failed = await sh(client, f"rm {place}/x; false")
+            assert (failed.tmp_full, failed.home_full) == (False, False)
+
+
 async def test_usage_is_that_of_the_command_and_all_it_started(either_place: Place) -> None:
     async with await either_place.ensure() as client:
         script = "python3 -c 'bytearray(150 << 20)'; (i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done) & wait"

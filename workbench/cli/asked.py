@@ -83,6 +83,10 @@ def say_how_it_ended(result: CommandResult, changes: int | None, session: str, *
         output.say("a process was killed: the sandbox ran out of memory (--memory)")
     elif result.out_of_processes:
         output.say("the sandbox ran out of processes (--pids), and couldn't start all that were wanted")
+    elif result.tmp_full:
+        output.say("/tmp, which is in memory, is full (--tmp-size)")
+    elif result.home_full:
+        output.say("the home directory, which is in memory, is full (--home-size)")
     if result.omitted_bytes:
         output.say(f"{result.omitted_bytes:,} bytes of its output were left out, between the head and the tail")
     if quiet or result.ended_by:

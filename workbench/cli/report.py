@@ -287,6 +287,8 @@ def exec_report(
         user_cpu_ms=result.user_cpu_ms,
         system_cpu_ms=result.system_cpu_ms,
         memory_peak_bytes=result.memory_peak_bytes,
+        tmp_full=result.tmp_full,
+        home_full=result.home_full,
         commit_id=landing.committed.commit_id if isinstance(landing, Landed) else None,
         waits=error_fields(landing) if isinstance(landing, WorkbenchError) else None,
         egress=egress,

@@ -72,8 +72,8 @@ async def sizes(fd: int) -> AsyncIterator[tuple[int, int]]:
 
 def ending_signals() -> tuple[signal.Signals, ...]:
     """By which a person ends what runs here: ^C, a SIGTERM, and a closed terminal, but where nohup(1) is to outlive that."""
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return tuple(number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN)
+    always = (signal.SIGINT, signal.SIGTERM)
+    return always if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*always, signal.SIGHUP)
 
 
 async def stdin_bytes() -> AsyncIterator[bytes]:

@@ -41,6 +41,7 @@ class CommandResult:
     `stdout` and `stderr` are what `output_limit` let through, empty where it was 0. `omitted_bytes` counts both streams.
     `stopped_processes` counts what the command had left running and was killed with it. `out_of_memory` and
     `out_of_processes` say that the sandbox hit that limit while the command ran (False also where nobody counts that).
+    `tmp_full` and `home_full` say of a command that failed that there was no room in /tmp, or the home directory, at its end.
     `ended_by` is empty, or what ended the command from outside: `commit`, `discard`, `stop`, `cancel`, `kill`,
     `disk_limit` or `disk_full` (the overlay grew over its limit, or nearly filled the disk), ….
 
@@ -62,3 +63,5 @@ class CommandResult:
     user_cpu_ms: int = 0
     system_cpu_ms: int = 0
     memory_peak_bytes: int = 0
+    tmp_full: bool = False
+    home_full: bool = False

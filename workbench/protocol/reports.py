@@ -419,6 +419,8 @@ class ExecReport(Frozen):
     memory_peak_bytes: int = 0
     commit_id: str | None = None
     waits: dict[str, str | None] | None = None
+    tmp_full: bool = False
+    home_full: bool = False
 
 
 class ErrorReport(Frozen):

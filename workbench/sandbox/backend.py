@@ -38,16 +38,20 @@ class Limits:
 
     def check(self) -> None:
         """Raises OptionsError where no sandbox could work within these limits."""
-        for name, least in (("memory_bytes", 64 << 20), ("pids", 16), ("open_files", 64)):
-            if 0 < getattr(self, name) < least:
-                raise OptionsError(f"A sandbox doesn't work with {name} below {least}.")
+        for given, least, what in (
+            (self.memory_bytes, 64 << 20, "64 MiB of memory (--memory)"),
+            (self.pids, 16, "16 processes (--pids)"),
+            (self.open_files, 64, "64 open files (--open-files)"),
+        ):
+            if 0 < given < least:
+                raise OptionsError(f"A sandbox doesn't work with less than {what}.")
         if any(getattr(self, name) < 0 for name in self.__slots__):
             raise OptionsError("A limit of a sandbox can't be negative.")
         # A full one must never take what the supervisor itself needs.
         if self.memory_bytes and self.tmp_bytes + self.home_bytes > self.memory_bytes * 3 // 4:
             raise OptionsError(
                 "/tmp and the home directory are held in memory, so together they can have three quarters of it at most.",
-                hint="Make them smaller, or the memory limit larger.",
+                hint="Make them smaller (--tmp-size, --home-size), or the memory limit larger (--memory).",
             )
 
     def within(self) -> Limits:

@@ -10,6 +10,12 @@ ids. `frames.py` is the other end, and describes each kind.
 Every command has its own *reaper*: a fork of this process, made ahead of need, that is a child subreaper. Whatever a
 command starts, however it detaches itself, remains the reaper's descendant. Where a command kills its own reaper, its
 processes become ours; those we know nothing of are strays, and are killed.
+
+In this order: this process, with its system call filter and its counters; processes, found and killed; a reaper; a
+command's streams; requests, and of these a command, files, a port inside and the way out; values; and the loop, which
+owns everything. It's long, and stays one file: modules that are joined as it's sent would need a program to take their
+imports out, names that no checker sees meet would share one namespace, and what is tested and traced would no longer be
+what runs, byte for byte.
 """
 
 from __future__ import annotations
@@ -821,6 +827,10 @@ class Request:
         """The host has lost interest."""
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# A command
+
+
 class Job(Request):
     """One command, from its request until its result was sent."""
 
@@ -1181,6 +1191,8 @@ class Job(Request):
             "stopped": len(self.killed - {self.main}),
             "out_of_memory": has_risen(self.oom_before, oom),
             "out_of_processes": has_risen(self.pids_before, refused),
+            "tmp_full": bool(code) and is_full("/tmp"),
+            "home_full": bool(code) and is_full(os.environ.get("HOME", "")),
             "user_cpu_us": self.user_us,
             "system_cpu_us": self.system_us,
             "memory_peak_bytes": self.peak_kb << 10,
@@ -1197,6 +1209,10 @@ class Job(Request):
             self.fail("command_not_executable", f"can't execute {printable(self.argv[0])}: {reason}", number)
         else:
             self.fail("spawn_failed", f"can't start {printable(self.argv[0])}: {reason}", number)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files: written, read and changed by their names, never through a symlink
 
 
 def rename_anew(source: int, name: bytes, target: int, new: bytes) -> None:
@@ -1330,6 +1346,10 @@ class Reading(Request):
     def kill(self, options: Json) -> None:
         os.close(self.fd)
         self.fail("os_error", os.strerror(errno.ECANCELED), errno.ECANCELED)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A port inside, reached from the host
 
 
 class Connection(Request):
@@ -1712,6 +1732,10 @@ class Tunnel(Request):
         self.supervisor.tunnel_ended()
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Values: read from what the host sends, and told to it
+
+
 def facts(result: os.stat_result) -> Json:
     return {
         "mode": result.st_mode,
@@ -1734,6 +1758,15 @@ def encode(text: str) -> bytes:
 
 def has_risen(before: int | None, now: int | None) -> bool:
     return before is not None and now is not None and now > before
+
+
+def is_full(directory: str) -> bool:
+    """Whether nothing more fits into a filesystem."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return False
+    return bool(found.f_blocks) and (not found.f_bavail or not found.f_favail)
 
 
 def whole(value: object, default: int) -> int:

@@ -119,6 +119,10 @@ def _ended(result: CommandResult) -> str:
         how += "; the sandbox ran out of memory"
     if result.out_of_processes:
         how += "; the sandbox ran out of processes"
+    if result.tmp_full:
+        how += "; /tmp, which is in memory, is full"
+    if result.home_full:
+        how += "; the home directory, which is in memory, is full"
     if result.ended_by:
         how += f"; ended by {result.ended_by}"
     if result.stopped_processes:
