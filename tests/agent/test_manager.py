@@ -777,6 +777,27 @@ async def test_closing_cancels_runs_drops_the_sessions_and_deletes_nothing(store
     await sessions.close()
 
 
+async def test_no_session_begins_a_run_while_another_is_being_closed() -> None:
+    waiting = Waiting()
+    sessions = manager(waiting.turn)
+    await sessions.initialize()
+    made = [await sessions.create() for _ in range(3)]
+    refused: list[str] = []
+
+    def again(event: SessionEvent) -> None:
+        if event.type == "run.cancelled":
+            for each in made:
+                with pytest.raises(SessionClosedError):
+                    each.start("again")
+                refused.append(each.id)
+
+    sessions.subscribe(again)
+    made[1].start("hello")
+    await waiting.asked.wait()
+    await sessions.close()
+    assert refused == [each.id for each in made]
+
+
 async def test_any_task_may_close_while_others_run_and_make_sessions() -> None:
     waiting = [Waiting() for _ in range(5)]
     sessions = manager(*(each.turn for each in waiting))

@@ -10,6 +10,7 @@ from typing import Literal, Self, TypeVar
 
 import anyio
 
+from workbench.agent import collector
 from workbench.agent.history import StoreHistory
 from workbench.agent.locks import FileLocker, LocalLocker, Locker
 from workbench.agent.models import ModelRegistry
@@ -103,17 +104,20 @@ class SessionManager:
                 return
             stored = await self._stored()
             self._refuse_closed()
-            for detail in stored:
-                self._members[detail.id] = member = _Member(detail.tenant_id)
-                member.session = self._session(member, detail)
+            with collector.paused():
+                for detail in stored:
+                    self._members[detail.id] = member = _Member(detail.tenant_id)
+                    member.session = self._session(member, detail)
             self._initialized = True
 
     async def close(self) -> None:
         """Cancel all runs, wait for them, and drop the sessions in memory; nothing stored is deleted. Any task may call it."""
         self._closed = True
-        async with anyio.create_task_group() as tasks:
-            for session in self._all():
-                tasks.start_soon(session.close)
+        sessions = self._all()
+        for session in sessions:
+            session.stop()
+        for session in sessions:
+            await session.close()
         self._members.clear()
 
     def subscribe(self, listener: Callable[[SessionEvent], None]) -> Disposer:

@@ -299,10 +299,14 @@ class AgentSession:
         while self._runs:
             await self._runs[-1].wait_finished()
 
-    async def close(self) -> None:
-        """Cancel its runs, and wait for them and for the threads of tools that were given up. From any task; once is enough."""
+    def stop(self) -> None:
+        """Cancel its runs, and begin no more."""
         self._closed = True
         self.cancel()
+
+    async def close(self) -> None:
+        """Cancel its runs, and wait for them and for the threads of tools that were given up. From any task; once is enough."""
+        self.stop()
         for run in tuple(self._runs):
             await run.wait_finished()
         await self._state.threads.wait()

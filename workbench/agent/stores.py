@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Protocol, TypeVar, runtime_checkable
 
+from workbench.agent import collector
 from workbench.agent.disk import on_disk
 from workbench.agent.event_log import EventLog, FileEventLog, MemoryEventLog
 from workbench.agent.locks import FileLocker, LocalLocker, Locker
@@ -123,7 +124,7 @@ class FileSessionStore:
     async def load_all(self) -> tuple[SessionDetail, ...]:
         """As `ReadableStore.load_all`, in order of the directories' names. Raises StoreError."""
         with _store_errors():
-            return tuple(await on_disk(lambda: list(self._all(SessionDetail))))
+            return await on_disk(self._load_all)
 
     async def save(self, session: SessionDetail) -> None:
         """As `SessionStore.save`; on disk when it returns. Raises StoreError."""
@@ -139,6 +140,10 @@ class FileSessionStore:
 
     def _list(self) -> tuple[SessionSummary, ...]:
         return tuple(self._all(SessionSummary))
+
+    def _load_all(self) -> tuple[SessionDetail, ...]:
+        with collector.paused():
+            return tuple(self._all(SessionDetail))
 
     def _all(self, model: type[_Summary]) -> Iterator[_Summary]:
         try:
