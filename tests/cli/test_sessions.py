@@ -74,6 +74,19 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
+def test_checkpoints_that_nobody_asked_for_are_not_counted(state: Path, root: Path) -> None:
+    use(root, files=("a",))
+    before = listed()["default"]["checkpoints"]
+    (state_upper,) = state.glob("workspaces/*/overlays/default/upper")
+    (state_upper / "b").write_text("more")
+    workbench("status", "-w", str(root))
+    assert (
+        listed()["default"]["checkpoints"]
+        == before
+        == len(json.loads(workbench("log", "--json", "-w", str(root)).stdout))
+    )
+
+
 def test_without_any_there_are_none(state: Path) -> None:
     assert listed() == {}
     assert b"workbench exec" in workbench("sessions").stderr

@@ -57,6 +57,21 @@ def test_a_person_goes_back_and_forth(prompt: Prompt) -> None:
     assert snapshot(prompt.workspace) == before
 
 
+def test_what_git_keeps_for_itself_is_no_patch_and_not_counted_but_comes_back(prompt: Prompt) -> None:
+    prompt("checkpoint", "start")
+    prompt.sh("mkdir .git; echo internal > .git/config; echo internal > .git/HEAD; echo new > new")
+    prompt("checkpoint", "made")
+    assert next(entry["changes"] for entry in log(prompt) if entry["message_id"] == "made") == 1
+    dry = prompt("rewind", "start", "--dry-run")
+    assert b"--- a/new" in dry.stdout
+    assert b"internal" not in dry.stdout
+    assert b"2 changes in .git" in dry.stderr
+    assert b"0 paths restored, 1 removed, .git too" in prompt("rewind", "start").stderr
+    assert b"+internal" in prompt("rewind", "made", "--dry-run", "--path", ".git").stdout
+    prompt("redo")
+    assert prompt.sh("cat .git/config").stdout == b"internal\n"
+
+
 def test_one_path_goes_back_alone(prompt: Prompt) -> None:
     prompt("checkpoint", "start")
     prompt.sh("rm -r docs; echo x > README.md")
@@ -227,7 +242,7 @@ def test_checkpoints_are_dropped_purged_and_verified(prompt: Prompt) -> None:
     prompt("rewind", "with")
     assert prompt("diff").stdout == b""
     prompt("redo", code=None)
-    prompt("checkpoint", "--drop", "with")
+    assert b"dropped with" in prompt("checkpoint", "--drop", "with").stderr
     assert "with" not in [entry["message_id"] for entry in log(prompt)]
     assert json.loads(prompt("checkpoint", "--verify", "--json").stdout)["broken"] == []
     audited = [(line["action"], line["message"]) for line in json.loads(prompt("log", "--audit", "--json").stdout)]

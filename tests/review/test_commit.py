@@ -366,7 +366,7 @@ def test_a_file_saved_with_the_same_content_is_no_conflict(edited: Landing) -> N
 
 def test_an_unknown_base_is_a_conflict_unless_both_sides_are_equal(edited: Landing) -> None:
     manifest, changes = edited.review()
-    unknown = replace(manifest.bases[b"a"], certainty=type(manifest.bases[b"a"].certainty).UNKNOWN)
+    unknown = manifest.bases[b"a"]._replace(certainty=type(manifest.bases[b"a"].certainty).UNKNOWN)
     manifest = manifest.with_entries(manifest.entries, {**manifest.bases, b"a": unknown})
     assert_conflict(edited, b"a", reviewed=(manifest, changes))
     save(edited.at("lower", b"a"), b"agent")

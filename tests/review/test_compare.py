@@ -34,7 +34,7 @@ def test_another_owner_is_no_change(layers) -> None:
     layers.write("lower", b"a", b"same")
     layers.write("upper", b"a", b"same")
     manifest = layers.manifest()
-    entry = replace(manifest.entries[b"a"], uid=4711, gid=4711)
+    entry = manifest.entries[b"a"]._replace(uid=4711, gid=4711)
     assert layers.changes(manifest.with_entries({**manifest.entries, b"a": entry})).changes == ()
 
 
@@ -198,7 +198,7 @@ def test_a_setgid_directory_of_the_lower_stays_one(layers) -> None:
     layers.mkdir("lower", b"team", 0o2770)
     layers.mkdir("upper", b"team", 0o2775)
     manifest = layers.manifest()
-    base = replace(manifest.bases[b"team"], mode=0o2770)
+    base = manifest.bases[b"team"]._replace(mode=0o2770)
     changes = layers.changes(manifest.with_entries(manifest.entries, {**manifest.bases, b"team": base}))
     assert changes.changes[0].new.mode == 0o2775
     assert not changes.changes[0].drops_setid
@@ -291,7 +291,7 @@ def test_a_known_base_is_not_read_again(layers) -> None:
     layers.write("lower", b"a", b"old")
     layers.write("upper", b"a", b"new")
     manifest = layers.manifest()
-    told = replace(manifest.bases[b"a"], blob="1" * 40)
+    told = manifest.bases[b"a"]._replace(blob="1" * 40)
     assert told.certainty is Certainty.KNOWN
     changes = layers.changes(manifest.with_entries(manifest.entries, {b"a": told}))
     assert changes.changes[0].old.blob == "1" * 40
@@ -402,7 +402,7 @@ def test_a_mode_change_of_a_directory_in_which_something_stays_lands(layers) -> 
     layers.mkdir("upper", b"d", 0o700)
     layers.whiteout(b"d/fifo")
     manifest = layers.manifest()
-    base = replace(manifest.bases[b"d"], mode=0o755)
+    base = manifest.bases[b"d"]._replace(mode=0o755)
     changes = layers.changes(manifest.with_entries(manifest.entries, {**manifest.bases, b"d": base}))
     assert [(change.path, change.kind) for change in changes.changes] == [(b"d", ChangeKind.MODE)]
 
@@ -411,7 +411,7 @@ def test_what_a_checkpoint_omitted_is_left(layers) -> None:
     layers.write("lower", b"a", b"1")
     layers.write("upper", b"a", b"2")
     manifest = layers.manifest()
-    entry = replace(manifest.entries[b"a"], omitted="too big", blob="")
+    entry = manifest.entries[b"a"]._replace(omitted="too big", blob="")
     changes = layers.changes(manifest.with_entries({**manifest.entries, b"a": entry}))
     assert changes.changes == ()
     assert [one.reason for one in changes.left] == [Left.OMITTED]
@@ -479,6 +479,6 @@ def test_what_the_caller_cannot_read_is_left_and_never_fatal(layers, tmp_path) -
 def test_a_device_in_the_upper_is_left(layers) -> None:
     layers.write("upper", b"a", b"1")
     manifest = layers.manifest()
-    entry = replace(manifest.entries[b"a"], kind=Kind.DEVICE)
+    entry = manifest.entries[b"a"]._replace(kind=Kind.DEVICE)
     changes = layers.changes(manifest.with_entries({**manifest.entries, b"a": entry}))
     assert [one.reason for one in changes.left] == [Left.DEVICE]

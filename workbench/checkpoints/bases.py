@@ -15,7 +15,6 @@ import errno
 import os
 import stat as stat_module
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
 
 from workbench.checkpoints import side_store
@@ -110,7 +109,7 @@ class _Bases:
         else:
             base = carried
             if base.blob and not self._sink.has(base.blob):
-                base = replace(base, blob="")
+                base = base._replace(blob="")
         if entry.kind in _WITH_CONTENT and base.kind in _WITH_CONTENT and not base.blob:
             return self._with_content(base)
         return base
@@ -202,7 +201,7 @@ class _Bases:
             content = self._read(base)
         except OSError:
             return base
-        return base if content is None else replace(base, blob=self._sink.blob(content))
+        return base if content is None else base._replace(blob=self._sink.blob(content))
 
     def _read(self, base: Base) -> bytes | None:
         """The lower's content at a base's path, None where it isn't the base's any more."""

@@ -105,10 +105,10 @@ def _encode_base(base: Base) -> bytes:
 
 
 def _decode_entries(fields: list[bytes]) -> Iterator[Entry]:
-    for at in range(0, len(fields), _ENTRY_FIELDS):
-        kind, path, mode, uid, gid, size, mtime, ctime, inode, group, blob, opaque, xattrs, holes, omitted = fields[
-            at : at + _ENTRY_FIELDS
-        ]
+    columns = (fields[at::_ENTRY_FIELDS] for at in range(_ENTRY_FIELDS))
+    for kind, path, mode, uid, gid, size, mtime, ctime, inode, group, blob, opaque, xattrs, holes, omitted in zip(
+        *columns, strict=True
+    ):
         yield Entry(
             path,
             _KINDS[kind],
@@ -129,8 +129,8 @@ def _decode_entries(fields: list[bytes]) -> Iterator[Entry]:
 
 
 def _decode_bases(fields: list[bytes]) -> Iterator[Base]:
-    for at in range(0, len(fields), _BASE_FIELDS):
-        certainty, kind, path, mode, uid, gid, size, mtime, ctime, inode, handle, blob = fields[at : at + _BASE_FIELDS]
+    columns = (fields[at::_BASE_FIELDS] for at in range(_BASE_FIELDS))
+    for certainty, kind, path, mode, uid, gid, size, mtime, ctime, inode, handle, blob in zip(*columns, strict=True):
         yield Base(
             path,
             _CERTAINTIES[certainty],

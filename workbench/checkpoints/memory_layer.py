@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import BinaryIO
 
 from workbench.checkpoints import side_store
@@ -175,7 +174,7 @@ class MemoryLayer(MemoryUpper):
             for path, entry in entries.items():
                 if entry.kind in LINKABLE and self.stat(path).nlink > 1:
                     number = groups.setdefault(entry.inode, len(groups) + 1)
-                    entries[path] = replace(entry, link_group=number)
+                    entries[path] = entry._replace(link_group=number)
             bases = {b"": self._base(b"")} | self._bases
             return Manifest(entries, {path: bases[path] for path in sorted(bases)})
 

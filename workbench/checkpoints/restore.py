@@ -168,7 +168,7 @@ def _prove(plan: Plan, after: Mapping[bytes, Entry], writer: LayerWriter) -> Non
         if here.kind is not want.kind or here.omitted or (want.kind in CONTENT and here.blob != want.blob):
             raise _unequal(path, "has another content")
         if path in writer.refused_owners:
-            here = replace(here, uid=want.uid, gid=want.gid, mode=here.mode | want.mode & _SETID)
+            here = here._replace(uid=want.uid, gid=want.gid, mode=here.mode | want.mode & _SETID)
         if not equal_metadata(_without(here, writer.refused_xattrs), _without(want, writer.refused_xattrs)):
             raise _unequal(path, "has other metadata")
     for path in after:
@@ -186,7 +186,7 @@ def _prove(plan: Plan, after: Mapping[bytes, Entry], writer: LayerWriter) -> Non
 def _without(entry: Entry, refused: set[tuple[bytes, bytes]]) -> Entry:
     if not refused:
         return entry
-    return replace(entry, xattrs=tuple(pair for pair in entry.xattrs if (entry.path, pair[0]) not in refused))
+    return entry._replace(xattrs=tuple(pair for pair in entry.xattrs if (entry.path, pair[0]) not in refused))
 
 
 def _unequal(path: bytes, how: str) -> CheckpointError:

@@ -11,7 +11,7 @@ import errno
 import os
 import stat as stat_module
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from workbench.checkpoints import objects, side_store
@@ -178,7 +178,7 @@ class _Scan:
             entry = self._entries[path]
             if members.get(entry.inode, 0) > 1 and entry.kind in _LINKABLE:
                 number = numbers.setdefault(entry.inode, len(numbers) + 1)
-                entry = replace(entry, link_group=number)
+                entry = entry._replace(link_group=number)
             ordered[path] = entry
         return ordered
 
@@ -200,7 +200,7 @@ class _Scan:
         os.fchmod(fd, step.mode)
         entry = self._entries.get(step.path)
         if entry is not None:
-            self._entries[step.path] = replace(entry, ctime_ns=os.fstat(fd).st_ctime_ns)
+            self._entries[step.path] = entry._replace(ctime_ns=os.fstat(fd).st_ctime_ns)
 
     def _directory(self, path: bytes, mode: int | None) -> list[bytes]:
         """Read a directory and all that is in it but directories, whose paths are returned."""
@@ -215,10 +215,10 @@ class _Scan:
                 raise
             self._entries[path] = _entry(path, Kind.DIR, status, omitted=Omitted.UNREADABLE)
             return []
-        self._entries[path] = entry if mode is None else replace(entry, mode=mode)
+        self._entries[path] = entry if mode is None else entry._replace(mode=mode)
         lengths = sum(len(name) for name in names) + len(names) * (len(path) + 1)
         if self._count + len(names) > self._budget.entries or self._path_bytes + lengths > self._budget.path_bytes:
-            self._entries[path] = replace(self._entries[path], omitted=Omitted.OVER_BUDGET)
+            self._entries[path] = self._entries[path]._replace(omitted=Omitted.OVER_BUDGET)
             return []
         self._count += len(names)
         self._path_bytes += lengths
@@ -238,7 +238,7 @@ class _Scan:
                     found[child] = child_entry
         except PermissionError:
             # The directory can be listed and not entered.
-            self._entries[path] = replace(self._entries[path], omitted=Omitted.UNREADABLE)
+            self._entries[path] = self._entries[path]._replace(omitted=Omitted.UNREADABLE)
             return []
         self._entries.update(found)
         return below
@@ -257,7 +257,7 @@ class _Scan:
         if status.st_nlink > 1 and kind in _LINKABLE:
             first = self._linked.get(status.st_ino)
             if first is not None and first.ctime_ns == status.st_ctime_ns:
-                return replace(first, path=path)
+                return first._replace(path=path)
         entry: Entry | None
         if kind is Kind.FILE:
             entry = self._trusted(path, kind, status) or self._file(dir_fd, name, path, status)
@@ -284,7 +284,7 @@ class _Scan:
         ):
             return None
         self._bytes += known.size
-        return replace(known, link_group=0) if known.link_group else known
+        return known._replace(link_group=0) if known.link_group else known
 
     def _symlink(self, dir_fd: int, name: bytes, path: bytes, status: os.stat_result) -> Entry | None:
         for _ in range(_ATTEMPTS):

@@ -7,7 +7,7 @@ there, and so is the directory of every other one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from workbench.checkpoints.manifest import Entry
 from workbench.errors import CheckpointError
@@ -32,11 +32,11 @@ def stacked(top: Entries, below: Entries) -> dict[bytes, Entry]:
         over, under = top.get(path), None if above else below.get(path)
         if over is None:
             if under is not None:
-                found[path] = replace(under, link_group=under.link_group + shift) if under.link_group else under
+                found[path] = under._replace(link_group=under.link_group + shift) if under.link_group else under
                 hidden[path] = False
             continue
         if over.kind is Kind.DIR and under is not None and (under.kind is not Kind.DIR or under.opaque):
-            over = replace(over, opaque=True)
+            over = over._replace(opaque=True)
             hides = under.kind is not Kind.DIR or bool(top[path].opaque)
         else:
             hides = above or over.kind is not Kind.DIR or over.opaque
@@ -99,7 +99,7 @@ def grafted(now: Entries, target: Entries, path: bytes, lower: LowerView) -> dic
             return found
         shows_lower = False
     if not shows_lower and path in piece and piece[path].kind is Kind.DIR:
-        piece[path] = replace(piece[path], opaque=True)
+        piece[path] = piece[path]._replace(opaque=True)
     if not shows_lower and path not in piece:
         # Nothing was there, whatever the lower has.
         piece[path] = whiteout(path)
@@ -108,7 +108,7 @@ def grafted(now: Entries, target: Entries, path: bytes, lower: LowerView) -> dic
     _open_way(found, target, path, lower, needs_lower=needs_lower, has_entries=bool(piece))
     shift = max((entry.link_group for entry in found.values()), default=0)
     for each, entry in piece.items():
-        found[each] = replace(entry, link_group=entry.link_group + shift) if entry.link_group else entry
+        found[each] = entry._replace(link_group=entry.link_group + shift) if entry.link_group else entry
     return {each: found[each] for each in sorted(found)}
 
 
@@ -140,13 +140,13 @@ def _open_way(
         like = entry if entry is not None and entry.kind is Kind.DIR else _directory(directory, target, lower)
         if not needs_lower or hidden or lower.directory(directory) is None:
             # All that is to be seen here is what the layer itself has.
-            found[directory] = replace(like, opaque=True)
+            found[directory] = like._replace(opaque=True)
             hidden = True
             continue
-        _let_through(found, replace(like, opaque=False), child, lower)
+        _let_through(found, like._replace(opaque=False), child, lower)
         if child != path and child not in found:
             # Nothing of it was to be seen, which the next turn goes on from.
-            found[child] = replace(_directory(child, target, lower), opaque=True)
+            found[child] = _directory(child, target, lower)._replace(opaque=True)
     if needs_lower and hidden:
         raise CheckpointError(
             f"'{paths.display(path)}' can't be put back alone: the real workspace has no directory for it any more.",
@@ -163,13 +163,13 @@ def _let_through(found: dict[bytes, Entry], directory: Entry, child: bytes, lowe
             if sibling != child:
                 found[sibling] = whiteout(sibling)
         elif found[sibling].kind is Kind.DIR:
-            found[sibling] = replace(found[sibling], opaque=True)
+            found[sibling] = found[sibling]._replace(opaque=True)
 
 
 def _directory(path: bytes, target: Entries, lower: LowerView) -> Entry:
     entry = target.get(path)
     if entry is not None and entry.kind is Kind.DIR:
-        return replace(entry, opaque=False)
+        return entry._replace(opaque=False)
     copied = lower.directory(path)
     if copied is None:
         raise CheckpointError(

@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from workbench.checkpoints import files, git, side_store
 from workbench.checkpoints.history import RowKind
@@ -139,7 +139,7 @@ def purge(store: CheckpointStore, path: bytes) -> int:
             entries = {each: entry for each, entry in manifest.entries.items() if not _is_at(each, path)}
             # What the real workspace had there may be the very secret: that something was there is all that stays.
             bases = {
-                each: replace(base, blob="") if _is_at(each, path) else base for each, base in manifest.bases.items()
+                each: base._replace(blob="") if _is_at(each, path) else base for each, base in manifest.bases.items()
             }
             return manifest.with_entries(entries, bases)
 

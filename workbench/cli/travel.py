@@ -25,6 +25,7 @@ from workbench.cli.report import (
 )
 from workbench.protocol.reports import ForkReport, PathReport, PurgedReport, PurgeReport
 from workbench.review import diff as rendering
+from workbench.review.between import is_git_internal
 from workbench.review.log import LogEntry
 from workbench.timeline import Preview
 from workbench.workspace import Travelled
@@ -89,6 +90,8 @@ async def _checkpoint(context: Context, message_id: str | None, label: str, repl
 async def _drop(context: Context, message_id: str) -> None:
     async with context.open() as workspace:
         workspace.drop(message_id)
+    if not context.quiet and not context.json:
+        output.say(f"dropped {output.text(message_id)}; its contents go when the store is next packed together")
 
 
 async def purge_paths(context: Context, named: Iterable[str]) -> None:
@@ -319,13 +322,19 @@ def print_preview(context: Context, preview: Preview, form: str = "patch") -> No
     shown = [change for change in preview.changes if not change.implied]
     if context.json:
         output.write_json(preview_report(preview, shown))
-    elif form == "stat":
+        return
+    files = [change for change in shown if not is_git_internal(change.path)]
+    internal = len(shown) - len(files) if files else 0
+    shown = files or shown
+    if form == "stat":
         output.write_patch(rendering.stat(shown, preview.old, preview.new))
     elif form == "name-status":
         output.write_patch(rendering.name_status(shown))
     else:
         output.write_patch(rendering.unified(shown, preview.old, preview.new, binary=False))
-    if not context.quiet and not context.json:
+    if not context.quiet:
+        if internal:
+            output.say(f"and {output.count(internal, 'change')} in .git, not shown here")
         _say_left(preview.target.left, preview.target.without_repository)
 
 
@@ -360,10 +369,12 @@ def say_travelled(
         say_ended(travelled.ended)
     if messages:
         output.say(f"{output.count(messages, 'message')} {'brought' if back else 'taken'} back")
-    removed, restored = (len(journey.removed), len(journey.restored)) if journey is not None else (0, 0)
+    removed, restored = (journey.removed, journey.restored) if journey is not None else ((), ())
     if removed or restored:
+        gone, back_again = (sum(not is_git_internal(path) for path in paths) for paths in (removed, restored))
+        git = ", .git too" if gone + back_again < len(removed) + len(restored) else ""
         takes_back = f"; {redo} takes that back" if redo else ""
-        output.say(f"{output.count(restored, 'path')} restored, {removed:,} removed{takes_back}")
+        output.say(f"{output.count(back_again, 'path')} restored, {gone:,} removed{git}{takes_back}")
     elif not messages:
         output.say("nothing had to change")
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat as stat_module
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from workbench.checkpoints.manifest import Base, Certainty, Manifest
 from workbench.errors import OptionsError
@@ -340,7 +340,7 @@ def examine(
             continue
         if old is not None and old.blob and not base.blob:
             # No base holds the content of a large file or a deleted one, but it was read for the review.
-            base = replace(base, blob=old.blob)
+            base = base._replace(blob=old.blob)
             if exact and not _holds(root, path, found, base):
                 examination.conflicts.add(path)
                 continue
@@ -365,8 +365,8 @@ def base_of(manifest: Manifest, path: bytes) -> Base:
             gone = base.certainty is Certainty.ABSENT or (
                 base.certainty is Certainty.KNOWN and base.kind is not Kind.DIR
             )
-            return replace(_UNKNOWN, path=path, certainty=Certainty.ABSENT if gone else Certainty.UNKNOWN)
-    return replace(_UNKNOWN, path=path)
+            return _UNKNOWN._replace(path=path, certainty=Certainty.ABSENT if gone else Certainty.UNKNOWN)
+    return _UNKNOWN._replace(path=path)
 
 
 _UNKNOWN = Base(b"", Certainty.UNKNOWN)

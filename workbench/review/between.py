@@ -189,10 +189,17 @@ def _changes(found: Mapping[bytes, tuple[State | None, State | None]]) -> list[C
     return changes
 
 
+def is_git_internal(path: bytes) -> bool:
+    """Whether a path is, or lies in, a `.git`: nobody counts what git keeps there, or reads it as a patch."""
+    return b".git" in path.split(b"/")
+
+
 def count_changes(old: Manifest, new: Manifest) -> dict[ChangeKind, int]:
-    """How many paths differ between two layers, without a look at any file: for a list of many."""
+    """How many paths differ between two layers, without a look at any file: for a list of many, so `.git` isn't counted."""
     counts = dict.fromkeys((ChangeKind.ADDED, ChangeKind.MODIFIED, ChangeKind.DELETED), 0)
     for path in _candidates(old.entries, new.entries):
+        if is_git_internal(path):
+            continue
         entries = (old.entries.get(path), new.entries.get(path))
         if any(entry is not None and entry.kind is Kind.DIR and not entry.opaque for entry in entries):
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat as stat_module
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from workbench.checkpoints import side_store
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
@@ -176,7 +176,7 @@ class _Inverse:
                 self.bases.setdefault(path, found.base(path))
         if entry is None or entry.kind is not Kind.DIR:
             return False
-        self.entries[path] = replace(entry, opaque=False)
+        self.entries[path] = entry._replace(opaque=False)
         return True
 
     def _change_mode(self, operation: Operation) -> None:
@@ -190,7 +190,7 @@ class _Inverse:
                 self.back[path] = base
             return
         entry = self.view.entry(path) or directory_entry(self.view.lower, path) or self._file(path)
-        self._put(replace(entry, mode=operation.old_mode, opaque=False))
+        self._put(entry._replace(mode=operation.old_mode, opaque=False))
 
     def _file(self, path: bytes) -> Entry:
         """A file of the workspace as if it were copied up."""
@@ -222,7 +222,7 @@ class _Inverse:
             return
         for entry in tree.values():
             # Owners and times are those that stood there; what the layer itself numbers isn't.
-            self._put(replace(entry, opaque=False))
+            self._put(entry._replace(opaque=False))
 
 
 def directory_entry(lower: LocalStorage, path: bytes) -> Entry | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 
 from workbench.checkpoints.manifest import Entry, Manifest
 from workbench.review.bases import look, steps_of
@@ -46,8 +45,8 @@ def _entry(path: bytes, state: State, manifest: Manifest) -> Entry:
     if known is None or known.kind is not state.kind:
         return Entry(path, state.kind, state.mode, 0, 0, state.size, 0, 0, 0, blob=state.blob)
     holes = known.holes if known.blob == state.blob else ()
-    return replace(
-        known, mode=state.mode, size=state.size, blob=state.blob, holes=holes, link_group=0, opaque=False, omitted=""
+    return known._replace(
+        mode=state.mode, size=state.size, blob=state.blob, holes=holes, link_group=0, opaque=False, omitted=""
     )
 
 
@@ -59,4 +58,4 @@ def _directory(path: bytes, manifest: Manifest, lower: LocalStorage) -> Entry:
     stat = found.stat
     known = manifest.entries.get(path)
     made = Entry(path, Kind.DIR, stat.mode, stat.uid, stat.gid, 0, stat.mtime_ns, stat.ctime_ns, 0)
-    return replace(made, xattrs=known.xattrs) if known is not None else made
+    return made._replace(xattrs=known.xattrs) if known is not None else made

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
 from workbench.checkpoints.scan import Sink
@@ -136,8 +136,7 @@ class _Merging:
             return "binary"
         content, is_marked = _merged(path, ours, base, theirs)
         blob = self._sink.blob(content)
-        self._entries[path] = replace(
-            entry,
+        self._entries[path] = entry._replace(
             mode=mode,
             size=len(content),
             blob=blob,

@@ -142,7 +142,7 @@ def _made_movable(step: _Top) -> list[_Top]:
         base = step.old[0]
         opened = base.mode | _OWNER_ALL
         extra.append(_Top(Action.MODE, step.path, [base], [], base.mode, opened))
-        step.old[0] = replace(base, mode=opened)
+        step.old[0] = base._replace(mode=opened)
     if step.new and step.new[0][1].kind is Kind.DIR and not step.new[0][1].mode & _WRITABLE:
         path, state = step.new[0]
         opened = state.mode | _OWNER_ALL

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 
 from workbench.checkpoints.manifest import Entry
 from workbench.checkpoints.scan import Sink, scan
@@ -40,7 +39,7 @@ def placed(images: Mapping[bytes, Entry], operation: Operation) -> dict[bytes, E
     """The pre-images of one operation by the paths at which they stood."""
     slot = operation.slot
     return {
-        operation.path + path[len(slot) :]: replace(entry, path=operation.path + path[len(slot) :])
+        operation.path + path[len(slot) :]: entry._replace(path=operation.path + path[len(slot) :])
         for path, entry in images.items()
         if path == slot or paths.is_below(path, slot)
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
 from workbench.review.bases import Found, holds, look
@@ -61,9 +61,9 @@ class _Rest:
             found = self._look(path)
             if path not in self.touched or found is None or found.stat.kind is not Kind.DIR:
                 # It may have been hidden only by a directory above it that no longer hides anything.
-                self.entries[path] = replace(entry, opaque=True)
+                self.entries[path] = entry._replace(opaque=True)
                 continue
-            self.entries[path] = replace(entry, opaque=False)
+            self.entries[path] = entry._replace(opaque=False)
             for name in self.lower.list(path):
                 child = path + b"/" + name if path else name
                 if child not in children.get(path, ()):
@@ -118,7 +118,7 @@ class _Rest:
 
     def _copy_up(self, path: bytes) -> None:
         if path in self.now.entries:
-            self.entries[path] = replace(self.now.entries[path], opaque=False)
+            self.entries[path] = self.now.entries[path]._replace(opaque=False)
             return
         found = self._look(path)
         assert found is not None
