@@ -17,8 +17,9 @@ from tests.conftest import ROOT, git_in
 from tests.sandbox.users import ordinary_user
 from tests.trees import Node, make_tree, snapshot
 from tests.waiting import unmount, wait_until
-from workbench.errors import ConflictError, WorkbenchError
+from workbench.errors import CommitError, ConflictError, WorkbenchError
 from workbench.vfs.changed_mark import is_marked_changed
+from workbench.workspace import Workspace
 
 
 def command(*arguments: str | bytes, cwd: Path = ROOT) -> subprocess.CompletedProcess[bytes]:
@@ -362,3 +363,27 @@ def test_a_person_who_only_looks_does_not_cost_the_warm_sandbox(engine: None, st
     after = bench.keeper()
     assert after is not None
     assert after.pid == before.pid
+
+
+def test_a_commit_that_was_taken_back_is_not_taken_back_again(state: Path, tmp_path: Path) -> None:
+    root = tmp_path / "w"
+    root.mkdir()
+    (root / "a").write_text("old\n")
+    bench = Bench(root)
+    bench.do(lambda workspace: workspace.files.write(b"a", b"new\n"))
+    commit_id = bench.commit().committed.commit_id
+
+    async def twice(workspace: Workspace) -> None:
+        _, reverted = await workspace.revert(commit_id)
+        assert reverted is not None
+        audited = list(workspace.audit.records())
+        for dry_run in (True, False):
+            with pytest.raises(CommitError) as caught:
+                await workspace.revert(commit_id, dry_run=dry_run)
+            assert caught.value.code == "nothing_to_commit"
+        assert list(workspace.audit.records()) == audited
+        # What was taken back can be had again.
+        await workspace.revert(reverted.commit_id)
+
+    bench.do(twice)
+    assert (root / "a").read_text() == "new\n"

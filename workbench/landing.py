@@ -20,7 +20,7 @@ from workbench.mounting import Mounting
 from workbench.protocol.records import ShownRecord
 from workbench.review import policy
 from workbench.review.audit import AuditLog, counted
-from workbench.review.bases import conflicts
+from workbench.review.bases import conflicts, differing
 from workbench.review.branch import Branch, make_branch
 from workbench.review.carried import Carried, carried
 from workbench.review.changeset import ChangeSet, Included
@@ -269,6 +269,12 @@ class Landing:
                 "it; nothing was applied.",
                 paths=conflicting,
                 hint="Revert the later commits first, or put those paths back as they were.",
+            )
+        if not differing(self._lower, changes.changes):
+            raise CommitError(
+                f"The real workspace is already as it was before commit {committed.commit_id}; nothing was applied.",
+                code="nothing_to_commit",
+                hint="`workbench log --commits` names the commits.",
             )
         if dry_run:
             return changes, None

@@ -709,8 +709,8 @@ class Workspace:
         """Take back what a commit did, all of it or nothing: what landed, and the commit that it landed as.
 
         With `dry_run` nothing is done. What the workspace changed since is a conflict. No overlay is touched: what one
-        holds on top of it conflicts when it would land. Raises CommitError (commit_unknown, not_landable, commit_failed,
-        commit_incomplete), ConflictError.
+        holds on top of it conflicts when it would land. Raises CommitError (commit_unknown, nothing_to_commit where that was
+        done before, not_landable, commit_failed, commit_incomplete), ConflictError.
         """
         with self._landing.refusals_noted(""):
             return await to_thread.run_sync(self._landing.revert, commit_id, message, dry_run)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.review.landing import (
     ALLOCATING,
+    CHANGING,
     Landing,
     Make,
     calls,
@@ -42,6 +43,37 @@ def assert_whole(landing: Landing, old: object, new: object, where: int) -> bool
     assert tree in (old, new), f"neither old nor new after fault {where}"
     assert bool(unsettled(landing.commits)) == (tree == new), where
     return tree == new
+
+
+ERRORS = {errno.EIO: 1, errno.EACCES: 1, errno.EROFS: 4, errno.EXDEV: 4}
+"""The errors that calls fail with, and at every how many."""
+
+
+def test_five_hundred_faults_and_more_are_injected_into_one_commit(
+    make: Make, record_property: Callable[[str, object], None]
+) -> None:
+    """What the tests below inject, counted as they count it."""
+
+    def made(names: tuple[str, ...]) -> int:
+        def land(hook: Callable[[str], None]) -> None:
+            landing = make()
+            reviewed = landing.review()
+            with calls(hook, names):
+                landing.land(reviewed)
+
+        return count_of(land)
+
+    changing = made(CHANGING)
+    faults = {
+        "kill at a step": count_of(lambda hook: make().land(on_step=hook)),
+        "kill at a changing call": changing,
+        **{errno.errorcode[code]: len(range(0, changing, every)) for code, every in ERRORS.items()},
+        "ENOSPC from a call on": made(ALLOCATING),
+    }
+    for name, number in faults.items():
+        record_property(name, number)
+    print(faults, sum(faults.values()))
+    assert sum(faults.values()) >= 500
 
 
 def test_a_kill_at_every_step_leaves_all_or_nothing(make: Make) -> None:
@@ -97,11 +129,7 @@ def test_a_kill_during_recovery_is_recovered_from(make: Make) -> None:
             again += 4
 
 
-@pytest.mark.parametrize(
-    ("code", "every"),
-    [(errno.EIO, 1), (errno.EACCES, 1), (errno.EROFS, 4), (errno.EXDEV, 4)],
-    ids=["EIO", "EACCES", "EROFS", "EXDEV"],
-)
+@pytest.mark.parametrize(("code", "every"), ERRORS.items(), ids=[errno.errorcode[code] for code in ERRORS])
 def test_an_error_at_every_changing_call_leaves_all_or_nothing(make: Make, code: int, every: int) -> None:
     def land(landing: Landing, hook: Callable[[str], None], reviewed: object = None) -> None:
         reviewed = reviewed or landing.review()

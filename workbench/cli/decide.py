@@ -236,7 +236,10 @@ def print_landed(landed: Landed, *, quiet: bool = False) -> None:
         return
     changes = sum(not change.implied for change in landed.committed.changes)
     words = "had landed before" if landed.already else "landed"
-    output.say(f"{output.count(changes, 'change')} {words} as commit {landed.committed.commit_id}")
+    commit_id = landed.committed.commit_id
+    output.say(f"{output.count(changes, 'change')} {words} as commit {commit_id}")
+    if not landed.already:
+        output.say(f"to take that back: workbench revert {commit_id}")
     if landed.committed.weak:
         output.say(
             "this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed"

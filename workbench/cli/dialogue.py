@@ -150,10 +150,12 @@ class Dialogue:
         if is_folded(change):
             print(row(self._workspace, self._review, change))
             print(output.dim("Written by a tool, so its lines are folded: v shows them."))
-            return await self._ask_whole(change)
+            return await self._ask_whole(change, is_folded=True)
         hunks = list(self._review.hunks(change))
         if not hunks:
             content.show_head(self._workspace, change)
+            if change.kind in (ChangeKind.ADDED, ChangeKind.MODIFIED, ChangeKind.DELETED):
+                print(row(self._workspace, self._review, change))
             if line := not_in_a_patch(change):
                 print(line)
             return await self._ask_whole(change)
@@ -162,10 +164,10 @@ class Dialogue:
             return await self._ask_whole(change, hunks[0])
         return await self._ask_hunks(change, hunks)
 
-    async def _ask_whole(self, change: Change, hunk: NamedHunk | None = None) -> _Move:
+    async def _ask_whole(self, change: Change, hunk: NamedHunk | None = None, *, is_folded: bool = False) -> _Move:
         is_editable = hunk is not None and _is_new(change)
         what = _WHAT.get(change.kind, "this change")
-        keys = "y,n,e,o,c,q,?" if is_editable else "y,n,o,c,q,?"
+        keys = f"y,n,{'v,' if is_folded else ''}{'e,' if is_editable else ''}o,c,q,?"
         while True:
             answer = await self._prompt.ask(f"({self._number()}) Accept {what} [{keys}]?")
             if answer is None or answer.key == "q":

@@ -241,6 +241,8 @@ async def print_patch(
         return []
     conflicting = await workspace.conflicts(changes)
     _say_rest(changes, shown, conflicting)
+    if conflicting:
+        output.say(f"`{output.command('merge', workspace.session)}` brings what changed there into the overlay")
     return conflicting
 
 

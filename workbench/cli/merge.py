@@ -71,4 +71,10 @@ async def _merge(context: Context, ours: list[str], theirs: list[str], stop: boo
                 return False
             clean = len(done.merged) - len(done.marked)
             output.say(f"{output.count(clean, 'file')} merged, {len(done.taken)} taken as they are on one side")
+            review = output.command("review", workspace.session)
+            if done.marked:
+                shell = output.command("shell", workspace.session)
+                output.say(f"the markers are in the overlay: edit them with o in `{review}`, or inside `{shell}`")
+            elif not done.unmerged:
+                output.say(f"look at it again: {review}")
     return bool(done.marked or done.unmerged)

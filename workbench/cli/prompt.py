@@ -11,10 +11,12 @@ import anyio
 
 from workbench.cli import output
 
+_WORDS = {"yes": "y", "no": "n", "quit": "q", "exit": "q", "help": "?"}
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A key, and what was typed after it."""
+    """A key, and what was typed after it. Another word than a key's is no key: `commit` says nothing to anybody."""
 
     key: str
     argument: str = ""
@@ -35,7 +37,10 @@ class Prompt:
         if line is None:
             return None
         line = line.strip()
-        return Answer(line[:1], line[1:].strip())
+        if line.startswith("/"):
+            return Answer("/", line[1:].strip())
+        key, _, argument = line.partition(" ")
+        return Answer(_WORDS.get(key.lower(), key), argument.strip())
 
     async def line(self, question: str) -> str | None:
         """A whole line, None at the end of the input."""

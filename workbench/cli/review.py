@@ -198,6 +198,8 @@ def _say_what_next(workspace: Workspace, review: Review, accepted: ChangeSet, *,
         # At a terminal a commit takes what its last review accepted.
         how = output.command(f"commit{'' if on_terminal else ' --accepted'}{risky}", workspace.session)
         diff, digest = output.command("diff --accepted", workspace.session), accepted.digest[:16]
-        output.say(f"{output.count(landing, 'change')} accepted: {diff}; digest {digest}")
+        partly = sum(review.verdict(change) is Verdict.PART for change in shown)
+        part = f", {partly} of {'it' if landing == 1 else 'them'} in part [~]" if partly else ""
+        output.say(f"{output.count(landing, 'change')} accepted{part}: {diff}; digest {digest}")
         rest = ", and the rest stays in the overlay" if len(shown) > landing else ""
         output.say(f"`{how}` lands exactly this{rest}")

@@ -45,7 +45,7 @@ def table(
                 yield number + _line(review, change, rows[change])
         else:
             yield output.bold(f"{_HEADINGS[group]}, folded")
-            yield from _folded(review, changes, numbers)
+            yield from _folded(review, changes, numbers, width)
 
 
 def print_table(
@@ -66,14 +66,16 @@ def _line(review: Review, change: Change, stat: bytes) -> str:
     return f"{_MARKS[review.verdict(change)]}{output.visible(stat.rstrip(bytes((10,))))}{executable}"
 
 
-def _folded(review: Review, changes: Iterable[Change], numbers: Mapping[bytes, int]) -> Iterator[str]:
+def _folded(review: Review, changes: Iterable[Change], numbers: Mapping[bytes, int], width: int) -> Iterator[str]:
     by_verdict: dict[Verdict, list[Change]] = {}
     for change in changes:
         by_verdict.setdefault(review.verdict(change), []).append(change)
     for verdict, found in by_verdict.items():
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        names = (
-            f"{numbers[change.path]} {output.path(change.path)}" if numbers else output.path(change.path)
-            for change in found[:_NAMED]
-        )
-        yield f"{_MARKS[verdict]} {', '.join(names)}{more}"
+        names = [output.path(change.path) for change in found[:_NAMED]]
+        if numbers:
+            # The first number stands where those of the other lines do.
+            names[1:] = [f"{numbers[change.path]} {name}" for change, name in zip(found[1:], names[1:], strict=False)]
+            yield f"{numbers[found[0].path]:>{width}} {_MARKS[verdict]} {', '.join(names)}{more}"
+        else:
+            yield f"{_MARKS[verdict]} {', '.join(names)}{more}"

@@ -24,7 +24,7 @@ from workbench.review.journal import Action, Intent, Journal, Operation, restore
 from workbench.review.landed import Committed, base_record, load
 from workbench.review.plan import check_complete, check_landable, check_names, operations_of
 from workbench.review.recovery import locked, recover_locked
-from workbench.review.staging import ELSEWHERE, Blobs, ChangedError, Staging, colliding
+from workbench.review.staging import ELSEWHERE, IRREGULAR, Blobs, ChangedError, Staging, colliding
 from workbench.review.transaction import Kept, Transaction
 from workbench.review.trees import change_mode, copy_tree
 from workbench.vfs import paths, syscalls
@@ -274,7 +274,7 @@ class _Commit:
                     try:
                         copy_tree(self.transaction.root, operation.path, target, b"old/%d" % operation.number)
                     except OSError as error:
-                        if error.errno in ELSEWHERE:
+                        if error.errno in (*ELSEWHERE, *IRREGULAR):
                             raise ChangedError(operation.path) from error
                         raise
 

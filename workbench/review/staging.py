@@ -41,6 +41,10 @@ ELSEWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """How opening fails where a person has put something else in an entry's place."""
 
 
+IRREGULAR = (errno.EISDIR, errno.EINVAL)
+"""How opening a file fails where a person has put a directory in its place, or a FIFO, socket or device."""
+
+
 class ChangedError(Exception):
     """The workspace changed at `path` while a commit was on its way."""
 
@@ -294,7 +298,12 @@ class _Filler:
         return size
 
     def _copy_attributes(self, path: bytes, fd: int) -> None:
-        source = self._root.open_file(path)
+        try:
+            source = self._root.open_file(path)
+        except OSError as error:
+            if error.errno in IRREGULAR:
+                raise ChangedError(path) from error
+            raise
         try:
             own = {name: os.getxattr(fd, name) for name in _attributes(fd)}
             for name in _attributes(source):
