@@ -60,7 +60,7 @@ def user(tmp_path: Path) -> LocalPlatform:
 
 
 def test_every_agent_s_sessions_are_listed_and_missing_roots_are_items(user: LocalPlatform) -> None:
-    """«Lists the sessions of each agent from its homes' roots, one head per session file»; «A missing root […] is a failure item»."""
+    """«Lists the sessions of each agent from its homes' roots, one head per session file», and missing roots."""
     items = listed(user)
     heads = [item for item in items if is_session_head(item)]
     assert {head.ref.agent for head in heads} >= {"claude-code", "codex"}
@@ -103,7 +103,7 @@ def test_the_running_total_is_told_after_each_root(user: LocalPlatform) -> None:
 
 
 def test_an_adapter_of_one_s_own_brings_its_home(tmp_path: Path) -> None:
-    """«a shell caller passes its own as a sessions service in the providers option»; «This agent's home rule, used instead of catalog's»."""
+    """«passes its own […] in the providers option»; «home rule, used instead of catalog's»."""
 
     class Mine(type(find_adapter("codex"))):  # type: ignore[misc]
         agent = "mine"
@@ -302,7 +302,7 @@ def test_sessions_are_read_through_whatever_filesystem_holds_them(agent: str, tm
 
 
 def test_a_record_is_read_back_until_its_file_changes(tmp_path: Path) -> None:
-    """«SourceChanged means those bytes are no longer one JSON value, because the file changed after the transcript was loaded.»"""
+    """«SourceChanged means those bytes are no longer one JSON value, because the file changed»."""
     claude_code(tmp_path)
     path = tmp_path / "projects" / "-work-project" / "c1.jsonl"
 
