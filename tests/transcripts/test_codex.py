@@ -265,6 +265,7 @@ def test_the_rollouts_of_before_the_envelope_are_read(tmp_path: Path) -> None:
 
 
 def test_a_generation_that_is_not_read_is_a_value(tmp_path: Path) -> None:
+    """«or a format generation this adapter does not know»."""
     import anyio
 
     from workbench.transcripts import UnknownFormat

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.conftest import ROOT
 from tests.transcripts.homes import ANSWERED, ASKED, T0, claude_code, codex, lines
 from workbench.cli.transcripts import transcripts
 
@@ -45,6 +51,39 @@ def test_sessions_are_listed_for_people_and_for_programs(home: Path) -> None:
     assert len(told("list", "--limit", "1")) == 1
     assert len(told("list", "--project", "/work")) == 2
     assert told("list", "--project", "/work/proj") == []
+
+
+def on_a_terminal(columns: int, *arguments: str) -> list[str]:
+    """What a person sees of it, in lines."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}
+    argv = [sys.executable, "-m", "workbench", "transcripts", *arguments]
+    with subprocess.Popen(argv, env=environment, cwd=ROOT, stdout=slave, stderr=subprocess.DEVNULL) as process:
+        os.close(slave)
+        seen = b""
+        # Where the other end is closed, a terminal's reader gets an error.
+        with contextlib.suppress(OSError):
+            while piece := os.read(master, 65_536):
+                seen += piece
+        assert process.wait() == 0
+    os.close(master)
+    return seen.decode().replace("\r", "").splitlines()
+
+
+def test_on_a_narrow_terminal_only_directories_and_titles_are_cut(home: Path) -> None:
+    long = {"type": "user", "sessionId": "d1", "timestamp": T0, "cwd": "/work/" + "deep/" * 30, "message": {}}
+    long["message"] = {"role": "user", "content": "many words " * 20}
+    id = "0a1b2c3d-4e5f-4061-8071-2a3b4c5d6e7f"
+    lines(home / ".claude" / "projects" / "p" / f"{id}.jsonl", long)
+    for columns in (80, 140):
+        _, *rows = on_a_terminal(columns, "list")
+        [row] = [row for row in rows if "deep" in row]
+        assert row.startswith("claude-code 2026-03-")
+        assert f" {id[:8]} /work/deep" in row
+        assert row.count("…") == 2
+        assert len(row.rstrip()) <= columns
+    [row] = [row for row in on_a_terminal(60, "usage", "--by", "project") if "/work/project" in row]
+    assert row.split()[1:] == ["2", "2", "260", "40", "60", "?"]
 
 
 def test_what_can_t_be_read_is_an_item_for_programs_and_said_to_people(home: Path) -> None:

@@ -64,6 +64,7 @@ STRANGE = [
 
 @pytest.mark.parametrize(("what", "data", "skipped"), STRANGE, ids=[what for what, _, _ in STRANGE])
 def test_a_strange_file_tells_what_is_good_in_it(session: Path, what: str, data: bytes, skipped: int) -> None:
+    """«single unreadable lines are skipped records»."""
     session.write_bytes(data)
     transcript = loaded("claude-code", session)
     assert [text[:1] for text in texts(transcript, "prompt")] == ["a", "b"]

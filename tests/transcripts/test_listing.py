@@ -60,6 +60,7 @@ def user(tmp_path: Path) -> LocalPlatform:
 
 
 def test_every_agent_s_sessions_are_listed_and_missing_roots_are_items(user: LocalPlatform) -> None:
+    """«Lists the sessions of each agent from its homes' roots, one head per session file», and missing roots."""
     items = listed(user)
     heads = [item for item in items if is_session_head(item)]
     assert {head.ref.agent for head in heads} >= {"claude-code", "codex"}
@@ -78,11 +79,13 @@ def test_sessions_are_listed_under_either_event_loop(user: LocalPlatform) -> Non
 
 @pytest.mark.parametrize("name", ["codex", "codex-cli"])
 def test_agents_are_named_by_their_id_or_by_another_name(user: LocalPlatform, name: str) -> None:
+    """«Agents to list, by id or alias»."""
     heads = [item for item in listed(user, agents=[name, "codex"]) if is_session_head(item)]
     assert [head.ref.agent for head in heads] == ["codex"]
 
 
 def test_an_agent_without_an_adapter_is_a_capability_that_is_unsupported(user: LocalPlatform) -> None:
+    """«Throws capability-unsupported when a requested agent has no adapter»."""
     for options in ({"agents": ["nobody"]}, {"agents": ["codex"], "providers": [Provider()]}):
         with pytest.raises(CapabilityUnsupportedError) as raised:
             listed(user, **options)
@@ -91,6 +94,7 @@ def test_an_agent_without_an_adapter_is_a_capability_that_is_unsupported(user: L
 
 
 def test_the_running_total_is_told_after_each_root(user: LocalPlatform) -> None:
+    """«Called with the running total of session files each time another root has been listed.»"""
     totals: list[int] = []
     items = listed(user, agents=["claude-code", "codex"], on_total=totals.append)
     assert len(totals) == 4  # two possible homes of the one, two roots of the other
@@ -99,6 +103,8 @@ def test_the_running_total_is_told_after_each_root(user: LocalPlatform) -> None:
 
 
 def test_an_adapter_of_one_s_own_brings_its_home(tmp_path: Path) -> None:
+    """«passes its own […] in the providers option»; «home rule, used instead of catalog's»."""
+
     class Mine(type(find_adapter("codex"))):  # type: ignore[misc]
         agent = "mine"
 
@@ -129,6 +135,8 @@ def test_an_adapter_may_list_by_an_iterator_that_is_no_generator(tmp_path: Path)
 
 
 def test_a_home_is_the_adapter_s_own_else_the_catalog_s_else_unsupported() -> None:
+    """«the adapter's own home rule, else the catalog's rule […]. Throws capability-unsupported when there is neither.»"""
+
     @dataclass
     class Someone:
         agent: str
@@ -145,6 +153,7 @@ def test_a_home_is_the_adapter_s_own_else_the_catalog_s_else_unsupported() -> No
 
 
 def test_the_first_prompt_is_cut_to_500_characters_and_the_title_to_80(tmp_path: Path) -> None:
+    """«The first real user prompt, cut to 500 characters»; «else the first real prompt, cut to 80 characters»."""
     record = {"type": "user", "sessionId": "s", "message": {"role": "user", "content": "word " * 400}}
     lines(tmp_path / ".claude" / "projects" / "p" / "s.jsonl", record)
     [head] = filter(is_session_head, listed(LocalPlatform(env={}, home=str(tmp_path)), agents=["claude"]))
@@ -156,6 +165,7 @@ def test_the_first_prompt_is_cut_to_500_characters_and_the_title_to_80(tmp_path:
 
 
 def test_times_are_those_of_records_and_the_file_s_where_there_are_none(tmp_path: Path) -> None:
+    """«The last record time seen at either end of the file, else the file's modification time.»"""
     project = tmp_path / ".claude" / "projects" / "p"
     prompt = {"type": "user", "sessionId": "s", "message": {"role": "user", "content": "hello"}}
     lines(project / "timed.jsonl", {**prompt, "timestamp": T0}, {**prompt, "timestamp": T2})
@@ -169,6 +179,7 @@ def test_times_are_those_of_records_and_the_file_s_where_there_are_none(tmp_path
 
 
 def test_a_head_is_found_where_no_whole_line_fits_what_is_read(tmp_path: Path) -> None:
+    """«from the head and tail of its main file, without reading it fully»."""
     meta = {"id": "big", "timestamp": T0, "cwd": "/work", "base_instructions": {"text": "x" * 200_000}}
     end = {"timestamp": T2, "type": "event_msg", "payload": {"type": "agent_message", "message": "y" * 100_000}}
     path = tmp_path / ".codex" / "sessions" / "rollout-2026-03-01T10-00-00-big.jsonl"
@@ -180,6 +191,7 @@ def test_a_head_is_found_where_no_whole_line_fits_what_is_read(tmp_path: Path) -
 
 
 def test_an_unreadable_file_is_an_item_and_the_listing_goes_on(tmp_path: Path) -> None:
+    """«an unreadable file is a failure item and listing goes on»."""
     claude_code(tmp_path / ".claude")
     project = tmp_path / ".claude" / "projects" / "-work-project"
     os.mkfifo(project / "a-pipe.jsonl")
@@ -215,6 +227,7 @@ def test_an_unreadable_file_is_an_item_and_the_listing_goes_on(tmp_path: Path) -
 
 
 def test_leaving_the_loop_stops_the_reads(tmp_path: Path) -> None:
+    """«leaving the loop stops the reads»."""
     for number in range(20):
         record = {"type": "user", "sessionId": "s", "message": {"content": f"prompt {number}"}}
         lines(tmp_path / ".claude" / "projects" / "p" / f"{number:02}.jsonl", record)
@@ -255,6 +268,7 @@ class _Plain:
 
 
 def test_a_platform_of_files_alone_serves_those_who_need_no_more(user: LocalPlatform, tmp_path: Path) -> None:
+    """«Present when the host can decode a compressed session file» and «when the host has SQLite», and else None."""
     plain = _Plain(user.fs, {}, user.home)
     heads = [item for item in listed(plain, agents=["claude", "codex"]) if is_session_head(item)]  # type: ignore[arg-type]
     assert len(heads) == 2
@@ -288,6 +302,7 @@ def test_sessions_are_read_through_whatever_filesystem_holds_them(agent: str, tm
 
 
 def test_a_record_is_read_back_until_its_file_changes(tmp_path: Path) -> None:
+    """«SourceChanged means those bytes are no longer one JSON value, because the file changed»."""
     claude_code(tmp_path)
     path = tmp_path / "projects" / "-work-project" / "c1.jsonl"
 

@@ -100,6 +100,18 @@ def test_codex_forks_count_what_they_copied_once(samples: Path, tmp_path: Path) 
     assert sum(units.values()) == 52_185_847
 
 
+def test_a_codex_fork_that_was_archived_counts_what_its_active_parent_has_not(samples: Path, tmp_path: Path) -> None:
+    """By the published family: of the child's two counts the first is the parent's."""
+    family = samples / "codex" / "CodexBar" / "Issue2037" / "harness-smoke" / "codex-home"
+    parent = tmp_path / "sessions" / "2026" / "07" / "11" / "rollout-2026-07-11T12-00-00-parent-session.jsonl"
+    child = tmp_path / "archived_sessions" / "rollout-2026-07-11T12-00-02-child-session.jsonl"
+    for path, name in ((parent, "sessions/2026/07/11/parent.jsonl"), (child, "archived_sessions/child.jsonl")):
+        path.parent.mkdir(parents=True)
+        path.write_bytes((family / name).read_bytes())
+    used = [summed("codex", path).usage for path in (parent, child)]
+    assert [(usage.input_tokens, usage.output_tokens) for usage in used] == [(10, 1), (5, 1)]
+
+
 CODEX = [
     ("agent-sessions/codex/large.jsonl", ["Start", "Step 1", "Step 2", "Step 3", "Step 4", "Step 5"], (12_091, 182)),
     ("agent-sessions/codex_053_rate_limit.jsonl", [], (12_091, 182)),

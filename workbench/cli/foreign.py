@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from workbench.transcripts import SessionReadError
+
+_NARROWEST = 16
 
 AgentOption = Annotated[
     list[str] | None, typer.Option("--agent", metavar="NAME", help="Only this agent's sessions; may be repeated.")
@@ -46,20 +48,34 @@ def progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Rows under a head, in columns on a terminal, else with tabs between them; columns of numbers are to the `right`."""
+def print_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = (), giving_way: Sequence[int] = ()
+) -> None:
+    """Rows under a head, in columns on a terminal, else with tabs between them; columns of numbers are to the `right`.
+
+    Where a terminal is too narrow the columns that are `giving_way` are cut, and no others.
+    """
     if not sys.stdout.isatty():
         for row in (head, *rows):
             print("\t".join(row))
         return
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
+    console = Console(no_color=not output.colours())
+    widths = [max(map(cell_len, column)) for column in zip(head, *rows, strict=True)]
+    too_wide = sum(widths) + len(head) - 1 - console.width
+    for _ in range(too_wide if giving_way else 0):
+        widest = max(giving_way, key=lambda number: widths[number])
+        widths[widest] = max(_NARROWEST, widths[widest] - 1)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     numbers = set(right)
     for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number in numbers else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "right" if number in numbers else "left"
+        table.add_column(name, justify=justify, no_wrap=True, width=widths[number], overflow="ellipsis")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(no_color=not output.colours()).print(table)
+    # What doesn't fit however narrow they are runs over the edge: nothing that was asked for is left out.
+    console.print(table, width=max(console.width, sum(widths) + len(head) - 1), crop=False)

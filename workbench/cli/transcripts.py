@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from workbench.transcripts.finding import Match
     from workbench.transcripts.tally import Tally, UsageRow
 
+_SHORTEST = 8
+
 transcripts = typer.Typer(help="Read what other coding agents kept of their sessions.", no_args_is_help=True)
 transcripts.command("import")(import_session)
 
@@ -56,17 +58,18 @@ def show_all(
             output.write_json_list((*shown, *failures))
             return
     _say_failures(failures)
+    ids = _shown_ids([head.ref.session_id for head in heads if head.ref.session_id])
     rows = [
         (
             head.ref.agent,
             f"{head.last_active_at.astimezone():%Y-%m-%d %H:%M}",
-            output.text(head.ref.session_id or "-"),
+            output.text(ids[head.ref.session_id] if head.ref.session_id else "-"),
             output.text(head.cwd or "-"),
             output.text(head.title or "-"),
         )
         for head in shown
     ]
-    print_table(("AGENT", "LAST ACTIVE", "SESSION", "DIRECTORY", "TITLE"), rows)
+    print_table(("AGENT", "LAST ACTIVE", "SESSION", "DIRECTORY", "TITLE"), rows, giving_way=(3, 4))
     if len(shown) < len(heads):
         output.say(f"{len(heads) - len(shown):,} older ones aren't shown: --limit 0 shows all")
 
@@ -144,6 +147,8 @@ def usage(
             output.write_json_list((*rows, total(rows)))
             return
     _print_usage(by.value, (*rows, total(rows)))
+    if known is None and any(row.without_cost for row in rows):
+        output.say("? and + are requests whose cost no agent recorded: --prices FILE works them out")
 
 
 @transcripts.command()
@@ -180,10 +185,15 @@ async def _listed(
 ) -> tuple[list[SessionHead], list[SessionListFailure]]:
     from workbench.transcripts import LocalPlatform, RootMissing, SessionListFailure, list_sessions
     from workbench.transcripts.finding import newest_first, worked_in
+    from workbench.transcripts.listing import session_roots
 
-    found = []
-    task = bar.add_task("Listing", total=None)
-    async for item in list_sessions(LocalPlatform(), agents=agents, on_total=lambda n: bar.update(task, completed=n)):
+    platform, found = LocalPlatform(), []
+    task = bar.add_task("Listing", total=len(session_roots(platform, agents=agents)))
+
+    def listed(total: int) -> None:
+        bar.update(task, advance=1, description=f"Listing, {total:,} sessions so far")
+
+    async for item in list_sessions(platform, agents=agents, on_total=listed):
         found.append(item)
     bar.remove_task(task)
     failures = [x for x in found if isinstance(x, SessionListFailure) and not isinstance(x.error, RootMissing)]
@@ -244,6 +254,14 @@ async def _tallied(tally: Tally, agents: Sequence[str] | None, project: str | No
             output.say(unread(used).message)
 
 
+def _shown_ids(ids: Sequence[str]) -> dict[str, str]:
+    """Ids as they are shown: whole to programs, to people their beginning as far as it tells them apart."""
+    length = max(map(len, ids), default=0)
+    if sys.stdout.isatty():
+        length = next((n for n in range(_SHORTEST, length) if len({id[:n] for id in ids}) == len(set(ids))), length)
+    return {id: id[:length] for id in ids}
+
+
 def _say_failures(failures: Iterable[SessionListFailure]) -> None:
     for failure in failures:
         shown = output.path(failure.error.path.encode("utf-8", "surrogateescape"))
@@ -267,6 +285,7 @@ def _print_usage(by: str, rows: Sequence[UsageRow]) -> None:
             for row in rows
         ],
         right=range(1, len(head)),
+        giving_way=(0,),
     )
 
 

@@ -37,6 +37,25 @@ def find_adapter(name: str, *, providers: Sequence[Provider] | None = None) -> S
     )
 
 
+def session_roots(
+    platform: HostPlatform, *, agents: Sequence[str] | None = None, providers: Sequence[Provider] | None = None
+) -> list[tuple[SessionAdapter, str]]:
+    """What `list_sessions` looks through, in its order: each root with its adapter.
+
+    Raises:
+        CapabilityUnsupportedError: a requested agent has no adapter, or an adapter no home.
+    """
+    offered = default_providers() if providers is None else providers
+    names = dict.fromkeys(agent for provider in offered for agent in provider.sessions) if agents is None else agents
+    adapters = {adapter.agent: adapter for adapter in (find_adapter(name, providers=offered) for name in names)}
+    context = HomeContext(platform.env, platform.home)
+    return [
+        (adapter, root)
+        for adapter in adapters.values()
+        for root in dict.fromkeys(adapter.roots(session_adapter_home(adapter, context, providers=offered)))
+    ]
+
+
 async def list_sessions(
     platform: HostPlatform,
     *,
@@ -64,17 +83,8 @@ async def list_sessions(
         CapabilityUnsupportedError: a requested agent has no adapter, or an adapter no home.
         BaseException: the signal's reason.
     """
-    offered = default_providers() if providers is None else providers
-    names = dict.fromkeys(agent for provider in offered for agent in provider.sessions) if agents is None else agents
-    adapters = {adapter.agent: adapter for adapter in (find_adapter(name, providers=offered) for name in names)}
-    context = HomeContext(platform.env, platform.home)
-    rooted = [
-        (adapter, root)
-        for adapter in adapters.values()
-        for root in dict.fromkeys(adapter.roots(session_adapter_home(adapter, context, providers=offered)))
-    ]
     total = 0
-    for adapter, root in rooted:
+    for adapter, root in session_roots(platform, agents=agents, providers=providers):
         if signal is not None:
             signal.raise_if_cancelled()
         async with closing(adapter.discover(platform, root, signal=signal)) as found:

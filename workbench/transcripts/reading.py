@@ -263,20 +263,24 @@ def _records_in(
     for line in lines:
         if line.data and wanted is not None and not wanted(line.data):
             continue
-        if line.data or line.problem:
+        if line.problem:
             yield from _records_of(path, line, compressed)
+        elif line.data:
+            try:
+                value = parse_fast(line.data)
+            except ValueError:
+                value = None  # the slower way tells more of it
+            if isinstance(value, dict):
+                yield Record(Place(path, line.offset, len(line.data), compressed), value)
+            else:
+                yield from _records_of(path, line, compressed)
 
 
 def _records_of(path: str, line: Line, compressed: bool) -> list[Record]:
+    """The records of a line that isn't one object and nothing else."""
     records = []
     problem = line.problem
     if not problem:
-        try:
-            value = parse_fast(line.data)
-            if isinstance(value, dict):
-                return [Record(Place(path, line.offset, len(line.data), compressed), value)]
-        except ValueError:
-            pass  # which the slower way tells more of
         try:
             for value, at, length in parse_all(line.data):
                 source = Place(path, line.offset + at, length, compressed)

@@ -327,18 +327,22 @@ class _Pass:
         self, record: dict[str, Any], message: dict[str, Any], source: Place, lane: str, at: datetime | None
     ) -> None:
         recorder = self._recorder
-        for block in map(mapping, items(message.get("content"))):
-            if block.get("type") == "tool_result":
+        blocks = items(message.get("content"))
+        only_results = bool(blocks)
+        for block in map(mapping, blocks):
+            if block.get("type") != "tool_result":
+                only_results = False
+            else:
                 id = string(block.get("tool_use_id"))
                 text = block_text(block.get("content"), "text") if recorder.keep else ""
                 recorder.result(id, source, ok=not block.get("is_error"), lane=lane, at=at, text=text)
                 result = mapping(record.get("toolUseResult"))
                 if result.get("type") == "create" and (path := named(result.get("filePath"))):
                     recorder.edit(path, source, action="add", call_id=id or None, lane=lane, at=at)
-        prompts = _prompts(record)
+        prompts = () if only_results else _prompts(record)
         for text in prompts:
             recorder.event("prompt" if lane == MAIN_LANE else "context", source, lane=lane, at=at, text=text)
-        if not prompts and (text := block_text(message.get("content"), "text")):
+        if not prompts and not only_results and (text := block_text(message.get("content"), "text")):
             recorder.event("context", source, lane=lane, at=at, text=text)
 
 
