@@ -47,6 +47,8 @@ class PrivateEngine:
         elif kind == "docker with remapped users":
             assert user is not None
             self._argv = self._dockerd(f"--userns-remap={user.name}")
+        elif kind == "docker with gVisor":
+            self._argv = self._dockerd(f"--add-runtime=runsc={shutil.which('runsc', path=_PATH)}")
         else:
             self._argv = self._dockerd()
         if kind == "docker with volumes on an overlay":
@@ -180,7 +182,7 @@ def _mounts_below(directory: Path) -> list[str]:
 
 @contextmanager
 def private_engine(image: str, kind: str = "docker") -> Iterator[PrivateEngine]:
-    """An engine of one's own, of one of `KINDS`, or `docker with volumes on an overlay`, that has an image.
+    """An engine of one's own that has an image: of one of `KINDS`, `docker with volumes on an overlay` or `with gVisor`.
 
     Skips where none can be started, fails there in CI.
     """
@@ -191,6 +193,8 @@ def private_engine(image: str, kind: str = "docker") -> Iterator[PrivateEngine]:
         need_program("newuidmap", _PATH)
     if kind == "rootless docker":
         need_program("rootlesskit", _PATH)
+    if kind == "docker with gVisor" and shutil.which("runsc", path=_PATH) is None:
+        pytest.skip("runsc isn't installed")
     with ExitStack() as stack:
         user = stack.enter_context(ordinary_user()) if kind in _OF_USERS else None
         # Not below pytest's own directory: a socket's path must be short.

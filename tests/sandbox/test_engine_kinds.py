@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.conftest import ROOT
+from tests.bench import Bench
+from tests.conftest import ROOT, Cli
 from tests.engines import KINDS, private_engine
 from tests.sandbox.support import spec
-from workbench.sandbox import probe
+from workbench.errors import SandboxError
+from workbench.sandbox import images, probe
+from workbench.sandbox.engine import Engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.usefixtures("engine")]
 
@@ -50,3 +54,31 @@ def test_an_engine_that_can_mount_no_overlay_gets_a_plain_copy_and_the_probe_say
         assert "no overlay" in picked.why
         assert "With copies of our files: The engine can't mount the overlay" in picked.why
         assert engine.left() == []
+
+
+def test_doctor_says_whether_gvisor_can_be_used_and_a_sandbox_that_asks_for_it_finds_the_same(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = tmp_path / "w"
+    workspace.mkdir()
+    with private_engine(images.reference(images.DEFAULT), "docker with gVisor") as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.host)
+        told = json.loads(Cli(workspace)("doctor", "--json").stdout)
+        [found] = [finding for finding in told["findings"] if finding["topic"] == "gVisor"]
+        bench = Bench(workspace, backend="docker", runtime="runsc")
+        if found["state"] == "ok":
+            assert b"gVisor" in bench.sh("dmesg || cat /proc/version")
+            bench.stop()
+        else:
+            assert found["finding"].startswith("it can't be used: ")
+            with pytest.raises(SandboxError):
+                bench.sh("true")
+        assert engine.left() == []
+
+
+def test_doctor_says_that_an_engine_without_gvisor_has_none(cli: Cli) -> None:
+    if "runsc" in Engine().facts().runtimes:
+        pytest.skip("the engine has it")
+    told = json.loads(cli("doctor", "--json").stdout)
+    [found] = [finding["finding"] for finding in told["findings"] if finding["topic"] == "gVisor"]
+    assert found == "the engine has no runtime called runsc"

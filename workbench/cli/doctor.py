@@ -131,7 +131,9 @@ async def _docker(state: StateDirectory, spec: SandboxSpec, findings: list[Findi
         findings.append(FindingReport(topic="docker", state=PROBLEM, finding=error.message, hint=error.hint))
         return
     findings += _probed(result)
-    if _GVISOR in info.runtimes:
+    if _GVISOR not in info.runtimes:
+        findings.append(FindingReport(topic="gVisor", state=OK, finding=f"the engine has no runtime called {_GVISOR}"))
+    else:
         result = await probe.probe_docker(replace(spec, runtime=_GVISOR), state.path, fresh=True)
         found = "a whole cycle went well with --runtime runsc" if result.ok else f"it can't be used: {result.reason}"
         findings.append(FindingReport(topic="gVisor", state=OK if result.ok else WARNING, finding=found))
