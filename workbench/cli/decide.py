@@ -239,7 +239,8 @@ def print_landed(landed: Landed, *, quiet: bool = False) -> None:
     commit_id = landed.committed.commit_id
     output.say(f"{output.count(changes, 'change')} {words} as commit {commit_id}")
     if not landed.already:
-        output.say(f"to take that back: workbench revert {commit_id}")
+        back = output.command(f"revert {commit_id}", landed.committed.session)
+        output.say(f"to take that back: {back}")
     if landed.committed.weak:
         output.say(
             "this filesystem can't exchange two names, so an edit at the very moment of the commit could be missed"
