@@ -125,5 +125,6 @@ async def _of_system(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    # The server logs it, with its stack.
-    return refusal(500, "internal_error", "The server failed at this.", "Its log, on stderr, says at what.")
+    # The server logs it, with its stack, and closes the connection.
+    hint = "Its log, on stderr, says at what."
+    return refusal(500, "internal_error", "The server failed at this.", hint, {"connection": "close"})

@@ -222,7 +222,9 @@ class Library:
         return _good(await read(ref))
 
     def _learn(self, ref: SessionRef) -> None:
-        for name in {ref.path, ref.session_id or ref.path}:
+        # As they are told: what is no text has another form there.
+        told = SessionRef.model_validate_json(ref.model_dump_json())
+        for name in {told.path, told.session_id or told.path}:
             self._known.setdefault((ref.agent, name), {})[ref.path] = ref
 
 

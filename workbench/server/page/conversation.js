@@ -146,7 +146,7 @@ function callItem(event, call, edits, diffs) {
     h("span", { class: `outcome ${outcome[0]}` }, outcome[1]),
     clock(event.at));
   const body = [
-    diffs.map((diff) => [diff.path && h("p", { class: "file" }, visible(diff.path)), diffOf(diff.text)]),
+    diffs.map((diff) => [diffs.length > 1 && diff.path && h("p", { class: "file" }, visible(diff.path)), diffOf(diff.text)]),
     !diffs.length && call.arguments && section("Arguments", pretty(call.arguments)),
     call.result && section("Result", call.result),
   ];
