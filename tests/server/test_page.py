@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.needed import unavailable
 from tests.server.served import TOKEN, Served, serving
 from tests.transcripts.homes import ASKED, T0, T1, T2, claude_code, codex, lines
 from workbench.transcripts import LocalPlatform
@@ -28,7 +27,7 @@ DECEIVING = "\x1b[31mred\x1b[0m \x00\x07 \u202egnp.exe \u2066x\u2069"
 def browser() -> Iterator[Browser]:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
-        unavailable("there is no Chromium here: apt-get install chromium")
+        pytest.skip("there is no Chromium here: apt-get install chromium")
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
     with sync_api.sync_playwright() as playwright:
         # Its own sandbox doesn't work for root, or in a container.
@@ -87,11 +86,12 @@ def hostile(path: Path) -> None:
     chain = {"sessionId": "hostile", "cwd": f"/{HOSTILE}", "gitBranch": HOSTILE}
     call = {"type": "tool_use", "id": "x", "name": HOSTILE, "input": {"file_path": HOSTILE, "content": HOSTILE}}
     result = {"type": "tool_result", "tool_use_id": "x", "content": HOSTILE + DECEIVING}
+    reply = {"id": "m", "model": HOSTILE, "content": [call], "usage": {"input_tokens": 1, "output_tokens": 1}}
     texts = [HOSTILE + DECEIVING, "x" * 10_000_000, "\u202e" * 100_000]
     lines(
         path,
         {"type": "user", "timestamp": T0, "message": {"role": "user", "content": HOSTILE}, **chain},
-        {"type": "assistant", "timestamp": T1, "message": {"id": "m", "model": HOSTILE, "content": [call]}, **chain},
+        {"type": "assistant", "timestamp": T1, "message": reply, **chain},
         {
             "type": "user",
             "timestamp": T1,
@@ -151,9 +151,9 @@ def test_the_sessions_are_listed_and_filtered(tab: Tab) -> None:
     tab.page.get_by_label("Agent", exact=True).select_option("codex")
     assert tab.page.locator(".rows .agent").all_inner_texts() == ["codex"]
     tab.page.get_by_label("Agent", exact=True).select_option("")
-    tab.page.get_by_label("Directory").select_option("/work/edits")
+    tab.page.get_by_label("Directory", exact=True).select_option("/work/edits")
     assert tab.page.locator(".rows .title").all_inner_texts() == ["edit the file"]
-    tab.page.get_by_label("Directory").select_option("")
+    tab.page.get_by_label("Directory", exact=True).select_option("")
     tab.page.get_by_role("searchbox").fill("PARSER")
     assert tab.page.locator(".rows .title").all_inner_texts() == [ASKED, ASKED]
 
@@ -209,7 +209,7 @@ def test_nothing_of_a_session_runs_or_is_markup(tab: Tab, place: str) -> None:
     tab.open(place)
     tab.page.wait_for_selector(".rows li, .events li, table")
     tab.page.get_by_text("onerror=", exact=False).first.wait_for(state="attached")
-    for summary in tab.page.locator("summary").all():
+    for summary in tab.page.locator("summary:visible").all():
         summary.click()
     assert tab.page.locator("main img, main script, main iframe, main a[href^=javascript]").count() == 0
     assert all(
@@ -228,7 +228,7 @@ def test_what_deceives_is_made_visible_and_what_is_endless_is_cut(tab: Tab) -> N
     assert not any(character in shown for character in "\x1b\x00\x07\u202e\u2066\u2069")
     assert len(shown) < 200_000
     wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
-    for width in (360, 1280):
+    for width in (320, 360, 1280):
         tab.page.set_viewport_size({"width": width, "height": 800})
         assert not tab.page.evaluate(wide)
 
