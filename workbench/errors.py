@@ -44,12 +44,15 @@
     ├── StoreError                    store_failed
     ├── CapabilityUnsupportedError    capability_unsupported
     ├── TranscriptError               transcript_unreadable · transcript_empty
+    ├── ServerError                   address_unavailable · extra_missing
     └── OperationCancelledError       cancelled
 
     OSError, of the filesystem        errno · filename · code:
                                       already_exists · busy · changed_meanwhile · disk_full · invalid · is_a_directory ·
                                       is_a_symlink · leads_out · name_too_long · no_such_attribute · not_a_directory ·
                                       not_empty · not_found · not_permitted · not_supported · read_only · system_error
+
+Over HTTP there are also: unauthorized · host_refused · origin_refused · not_found · method_not_allowed · internal_error.
 
 A code is stable: programs may match on it. A message says what happened in one sentence, a hint what to do next.
 """
@@ -313,6 +316,12 @@ class TranscriptError(WorkbenchError):
     """Another agent's session is there and can't be read, or has nothing in it to go on from."""
 
     default_code = "transcript_unreadable"
+
+
+class ServerError(WorkbenchError):
+    """The HTTP server can't be started."""
+
+    default_code = "address_unavailable"
 
 
 def described(error: BaseException) -> str:

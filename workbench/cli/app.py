@@ -24,6 +24,7 @@ from workbench.cli.models import models
 from workbench.cli.port import port
 from workbench.cli.prune import command as prune
 from workbench.cli.review import review
+from workbench.cli.serve import serve
 from workbench.cli.sessions import sessions
 from workbench.cli.transcripts import transcripts
 from workbench.cli.travel import checkpoint, fork, log, redo, rewind
@@ -77,6 +78,7 @@ app.command("prune", rich_help_panel=TRAVEL)(prune)
 app.add_typer(models, name="models", rich_help_panel=OTHERS)
 app.add_typer(images, name="images", rich_help_panel=OTHERS)
 app.add_typer(transcripts, name="transcripts", rich_help_panel=OTHERS)
+app.command(rich_help_panel=OTHERS)(serve)
 
 
 def _version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the commands over other agents' sessions share: which one is meant, how it fails, tables and bars."""
+"""What the commands over other agents' sessions share: which one is meant, tables and bars."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from workbench.cli import output
-from workbench.errors import SessionNotFoundError, TranscriptError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-    from workbench.transcripts import SessionReadError
 
 _NARROWEST = 16
 
@@ -22,20 +19,6 @@ AgentOption = Annotated[
     list[str] | None, typer.Option("--agent", metavar="NAME", help="Only this agent's sessions; may be repeated.")
 ]
 SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, its beginning, or its file.")]
-
-
-def unread(failure: SessionReadError) -> SessionNotFoundError | TranscriptError:
-    """A failure to read a session as an error."""
-    from workbench.transcripts import ReadFailed, SessionNotFound
-
-    shown = output.path(failure.path.encode("utf-8", "surrogateescape"))
-    if isinstance(failure, SessionNotFound):
-        return SessionNotFoundError(f"The session {shown} isn't there any more.")
-    if isinstance(failure, ReadFailed):
-        return TranscriptError(f"The session {shown} can't be read: {failure.message}.")
-    return TranscriptError(
-        f"The session {shown} is of a generation of {failure.agent} that isn't read here: {failure.generation}."
-    )
 
 
 def progress() -> Progress:

@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from workbench.cli import output
-from workbench.cli.foreign import AgentOption, SessionArgument, print_table, progress, unread
+from workbench.cli.foreign import AgentOption, SessionArgument, print_table, progress
 from workbench.cli.options import JsonOption, QuietOption, WorkspaceOption, failing, workspace_path
 from workbench.importing.parts import Part
 from workbench.protocol.reports import ImportedEditReport, ImportReport, PathReport
@@ -67,6 +67,7 @@ def import_session(
 
 async def _loaded(named: str, agents: Sequence[str] | None, bar: Progress) -> ImportedSession:
     from workbench.transcripts import LocalPlatform
+    from workbench.transcripts.failures import unread
     from workbench.transcripts.finding import find_session
     from workbench.transcripts.importing import ImportedSession, load_to_import
 

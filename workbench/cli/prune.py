@@ -15,12 +15,13 @@ from workbench.cli import output
 from workbench.cli.failure import EXIT_ERROR, find_error
 from workbench.cli.options import Context, JsonOption, QuietOption, WorkspaceOption, failing, run, workspace_path
 from workbench.cli.report import error_fields
-from workbench.cli.session_list import age, contents, session_report
+from workbench.cli.session_list import age, contents
 from workbench.cli.travel import purge_paths
 from workbench.errors import OptionsError, StateError, WorkbenchError
 from workbench.protocol.reports import PathReport
 from workbench.protocol.session_reports import PrunedCommitReport, PrunedSessionReport, PruneReport
 from workbench.pruning import Old, Prunable, prunable, prune
+from workbench.session_reports import session_report
 from workbench.state import StateDirectory
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

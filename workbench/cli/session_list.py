@@ -12,11 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.cli import output
-from workbench.conversations import stored
-from workbench.errors import StateError
-from workbench.protocol.reports import PathReport, SandboxReport
-from workbench.protocol.session_reports import ConversationReport, SessionReport, SessionsReport, StoreReport
-from workbench.protocol.sessions import SessionSummary
+from workbench.protocol.session_reports import ConversationReport
+from workbench.session_reports import conversation, sessions_report
 from workbench.sessions import Session, WorkspaceSessions
 from workbench.state import Standing
 from workbench.vfs import paths
@@ -37,70 +34,11 @@ def show_all(found: list[WorkspaceSessions], *, json: bool) -> None:
     """Every session as a line of a table, or all of it for programs."""
     now = time.time_ns()
     if json:
-        output.write_json(_report(found, now))
+        output.write_json(sessions_report(found, now))
     elif not any(each.sessions for each in found):
         output.say("there are no sessions yet: workbench exec -- COMMAND starts one")
     else:
         _print(found, now)
-
-
-def _report(found: list[WorkspaceSessions], now_ns: int) -> SessionsReport:
-    return SessionsReport(
-        sessions=tuple(session_report(each, session, now_ns) for each in found for session in each.sessions),
-        workspaces=tuple(
-            StoreReport(
-                workspace=PathReport.of(each.root),
-                standing=None if each.standing is None else each.standing.value,
-                directory=each.directory,
-                size=each.store.size,
-                complete=each.store.complete,
-                problem=each.problem or None,
-            )
-            for each in found
-        ),
-    )
-
-
-def session_report(workspace: WorkspaceSessions, session: Session, now_ns: int) -> SessionReport:
-    """What programs get of one session."""
-    state = "running" if session.running else "busy" if session.busy else "stopped"
-    return SessionReport(
-        session=paths.display(os.fsencode(session.name)),
-        workspace=PathReport.of(workspace.root),
-        standing=None if workspace.standing is None else workspace.standing.value,
-        age_s=max(0, now_ns - session.touched_ns) / 1e9 if session.touched_ns else None,
-        changes=session.changes,
-        entries=session.upper.files,
-        upper_size=session.upper.size,
-        complete=session.upper.complete,
-        checkpoints=session.checkpoints,
-        checkpoint_size=session.checkpoint_bytes,
-        sandbox=SandboxReport(backend=session.backend, state=state),
-        problem=session.problem or None,
-        conversation=conversation(session),
-    )
-
-
-def conversation(session: Session) -> ConversationReport | None:
-    """What a list shows of a session's conversation, None where it has none."""
-    if not session.conversation:
-        return None
-    try:
-        found = stored(session.conversation, SessionSummary)
-    except StateError as error:
-        return ConversationReport(problem=error.message)
-    except OSError as error:
-        return ConversationReport(problem=f"The conversation can't be read: {error.strerror}.")
-    if found is None:
-        return None
-    return ConversationReport(
-        title=found.title,
-        model=found.model,
-        messages=found.message_count,
-        usage=found.usage,
-        created_at=found.created_at,
-        updated_at=found.updated_at,
-    )
 
 
 def _print(found: list[WorkspaceSessions], now_ns: int) -> None:

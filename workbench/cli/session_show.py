@@ -11,29 +11,17 @@ from rich.filesize import decimal
 
 from workbench.cli import output
 from workbench.cli.formats import Format
-from workbench.cli.session_list import STANDING, age, changes, conversation, session_report, size
-from workbench.conversations import FILE, stored
+from workbench.cli.session_list import STANDING, age, changes, size
+from workbench.conversations import FILE
 from workbench.errors import SessionError, StateError
 from workbench.protocol.messages import ChatMessage, Usage
 from workbench.protocol.session_reports import ConversationReport, ShownSessionReport
-from workbench.protocol.sessions import SessionDetail
+from workbench.session_reports import conversation, detail_of, session_report
 from workbench.sessions import Session, WorkspaceSessions
 from workbench.state import Standing
 
 _LINES = 12
 """Of a message, where only the last exchange is shown."""
-
-
-def detail_of(session: Session) -> SessionDetail:
-    """The whole conversation of a session. Raises SessionError (no_conversation), StateError (state_corrupt), OSError."""
-    found = stored(session.conversation, SessionDetail) if session.conversation else None
-    if found is None:
-        raise SessionError(
-            f"Session {session.name} has no conversation.",
-            code="no_conversation",
-            hint=f"`workbench run --session {session.name} TASK` begins one.",
-        )
-    return found
 
 
 async def document(session: Session, form: Format) -> str:

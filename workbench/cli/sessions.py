@@ -25,15 +25,16 @@ from workbench.cli.options import (
     failing,
     workspace_path,
 )
-from workbench.cli.session_list import contents, conversation, session_report, show_all, titled
+from workbench.cli.session_list import contents, show_all, titled
 from workbench.cli.session_names import NameArgument, find
-from workbench.cli.session_show import detail_of, document, print_session, report
+from workbench.cli.session_show import document, print_session, report
 from workbench.deletion import collect, require_removable
 from workbench.deletion import delete as remove
 from workbench.errors import OptionsError, StateError, WorkbenchError
 from workbench.mounting import SandboxOptions
 from workbench.protocol.reports import PathReport
 from workbench.protocol.session_reports import DeletedReport, RenamedReport
+from workbench.session_reports import conversation, detail_of, session_report
 from workbench.sessions import Session, WorkspaceSessions, survey
 from workbench.state import StateDirectory
 

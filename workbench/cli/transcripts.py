@@ -12,7 +12,7 @@ import anyio
 import typer
 
 from workbench.cli import output
-from workbench.cli.foreign import AgentOption, SessionArgument, print_table, progress, unread
+from workbench.cli.foreign import AgentOption, SessionArgument, print_table, progress
 from workbench.cli.formats import Format, FormatOption
 from workbench.cli.importing import import_session
 from workbench.cli.options import JsonOption, failing
@@ -203,6 +203,7 @@ async def _listed(
 
 async def _loaded(named: str, agents: Sequence[str] | None) -> Transcript:
     from workbench.transcripts import LocalPlatform, Transcript, find_adapter
+    from workbench.transcripts.failures import unread
     from workbench.transcripts.finding import find_session
 
     platform = LocalPlatform()
@@ -217,6 +218,7 @@ async def _searched(
     text: str, agents: Sequence[str] | None, project: str | None, bar: Progress, *, json: bool
 ) -> list[Match]:
     from workbench.transcripts import LocalPlatform
+    from workbench.transcripts.failures import unread
     from workbench.transcripts.finding import search_sessions
 
     heads, failures = await _listed(agents, project, bar)
@@ -239,6 +241,7 @@ async def _searched(
 
 async def _tallied(tally: Tally, agents: Sequence[str] | None, project: str | None, bar: Progress) -> None:
     from workbench.transcripts import LocalPlatform
+    from workbench.transcripts.failures import unread
     from workbench.transcripts.finding import add_up_sessions
     from workbench.transcripts.models import SessionUsage
 

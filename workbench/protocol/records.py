@@ -221,7 +221,7 @@ def _carried(value: Any, above: tuple[int, ...] = ()) -> Any:
     if isinstance(value, str) and not isinstance(value, Enum):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, BaseModel):
-        value = {name: getattr(value, name) for name in type(value).model_fields}
+        value = _fields(value)
     if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
         return hex(value)
     if not isinstance(value, dict | list | tuple | set | frozenset):
@@ -242,6 +242,14 @@ def readable(value: Any) -> Any:
     except (ValueError, RecursionError):
         return _carried(value)
     return _carried(value) if _LONG_INTEGER.search(written) else value
+
+
+def _fields(model: BaseModel) -> dict[str, Any]:
+    """What a model serializes as, or, where something in it contains itself, what it holds."""
+    try:
+        return model.model_dump()
+    except (ValueError, RecursionError):
+        return {name: getattr(model, name) for name in type(model).model_fields}
 
 
 def _described(value: Any) -> str:

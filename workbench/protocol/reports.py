@@ -557,3 +557,13 @@ class ImportReport(Frozen):
     commands: int
     counts: dict[str, int]
     edits: tuple[ImportedEditReport, ...]
+
+
+class ServeReport(Frozen):
+    """`workbench serve --json`, once it listens: `token_file` holds what requests are sent with."""
+
+    version: int = 1
+    url: str
+    host: str
+    port: int
+    token_file: str

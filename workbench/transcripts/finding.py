@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from typing import TypeVar
@@ -102,22 +102,26 @@ async def search_sessions(
     text: str,
     refs: Sequence[SessionRef],
     *,
+    most: int | None = None,
     providers: Sequence[Provider] | None = None,
-) -> AsyncIterator[tuple[SessionRef, tuple[Match, ...] | SessionReadError]]:
-    """Where what people and agents said has a text, in whatever case, in each of many sessions, in their order."""
+) -> AsyncGenerator[tuple[SessionRef, tuple[Match, ...] | SessionReadError], None]:
+    """Where what people and agents said has a text, in whatever case, in each of many sessions, in their order.
+
+    `most` is how many places of one session are kept, the first ones; None is all.
+    """
 
     async def search(ref: SessionRef) -> tuple[Match, ...] | SessionReadError:
-        return await _search_session(platform, ref, text.casefold(), providers)
+        return await _search_session(platform, _Searcher(ref, text.casefold(), most), providers)
 
     async for ref, found in _each(refs, search):
         yield ref, found
 
 
 async def _search_session(
-    platform: HostPlatform, ref: SessionRef, wanted: str, providers: Sequence[Provider] | None
+    platform: HostPlatform, searcher: _Searcher, providers: Sequence[Provider] | None
 ) -> tuple[Match, ...] | SessionReadError:
+    ref = searcher.ref
     adapter = find_adapter(ref.agent, providers=providers)
-    searcher = _Searcher(ref, wanted)
     if isinstance(adapter, FileAdapter):
         failure = await adapter.tell(Reading(platform, searcher), ref)
         return tuple(searcher.matches) if failure is None else failure
@@ -132,9 +136,10 @@ async def _search_session(
 class _Searcher(Recorder):
     """Keeps nothing of a session but what has the text."""
 
-    def __init__(self, ref: SessionRef, wanted: str) -> None:
+    def __init__(self, ref: SessionRef, wanted: str, most: int | None) -> None:
         super().__init__(ref, keep=False)
         self._wanted = wanted
+        self._most = most
         self.matches: list[Match] = []
 
     def event(
@@ -152,7 +157,7 @@ class _Searcher(Recorder):
 
     def look(self, kind: EventKind, text: str, event: TranscriptEvent) -> None:
         """Keep the event where it's something that was said, and has the text."""
-        if kind not in ("prompt", "reply"):
+        if kind not in ("prompt", "reply") or (self._most is not None and len(self.matches) >= self._most):
             return
         at = text.casefold().find(self._wanted)
         if at >= 0:
@@ -174,7 +179,7 @@ def worked_in(head: SessionHead, directory: str) -> bool:
 
 async def add_up_sessions(
     platform: HostPlatform, refs: Sequence[SessionRef], *, providers: Sequence[Provider] | None = None
-) -> AsyncIterator[tuple[SessionRef, SessionUsage | SessionReadError]]:
+) -> AsyncGenerator[tuple[SessionRef, SessionUsage | SessionReadError], None]:
     """What many sessions used, in their order, each in the fastest way that its adapter has."""
 
     async def add_up(ref: SessionRef) -> SessionUsage | SessionReadError:
@@ -194,7 +199,7 @@ async def add_up_sessions(
 
 async def _each(
     refs: Sequence[SessionRef], work: Callable[[SessionRef], Awaitable[T]]
-) -> AsyncIterator[tuple[SessionRef, T]]:
+) -> AsyncGenerator[tuple[SessionRef, T], None]:
     """Do something for each, a few at the same time; the results in their order."""
     for start in range(0, len(refs), _AT_ONCE):
         few = refs[start : start + _AT_ONCE]
