@@ -96,35 +96,24 @@ def _name(name: bytes) -> ctypes.c_char_p:
     return ctypes.c_char_p(name)
 
 
-@cache
-def _openat2_function() -> Callable[..., int]:
-    # Every access to a layer is one of these: with declared types a call costs half.
+def _declared(*arguments: type) -> Callable[..., int]:
+    """`syscall` for one call's arguments after the number and a directory: with declared types it costs half."""
     function = ctypes.CDLL(None, use_errno=True)["syscall"]
     function.restype = ctypes.c_long
-    function.argtypes = (
-        ctypes.c_long,
-        ctypes.c_long,
-        ctypes.c_char_p,
-        ctypes.POINTER(_OpenHow),
-        ctypes.c_size_t,
-    )
+    function.argtypes = (ctypes.c_long, ctypes.c_long, *arguments)
     return function
+
+
+@cache
+def _openat2_function() -> Callable[..., int]:
+    # Every access to a layer is one of these.
+    return _declared(ctypes.c_char_p, ctypes.POINTER(_OpenHow), ctypes.c_size_t)
 
 
 @cache
 def _handle_function() -> Callable[..., int]:
     # As often as the former where a commit compares what stands with what stood.
-    function = ctypes.CDLL(None, use_errno=True)["syscall"]
-    function.restype = ctypes.c_long
-    function.argtypes = (
-        ctypes.c_long,
-        ctypes.c_long,
-        ctypes.c_char_p,
-        ctypes.POINTER(_FileHandle),
-        ctypes.POINTER(ctypes.c_int),
-        ctypes.c_long,
-    )
-    return function
+    return _declared(ctypes.c_char_p, ctypes.POINTER(_FileHandle), ctypes.POINTER(ctypes.c_int), ctypes.c_long)
 
 
 @lru_cache(maxsize=256)
