@@ -10,7 +10,7 @@ from typing import Literal, Self, TypeVar
 
 import anyio
 
-from workbench.agent import collector
+from workbench.agent import garbage_collection
 from workbench.agent.history import StoreHistory
 from workbench.agent.locks import FileLocker, LocalLocker, Locker
 from workbench.agent.models import ModelRegistry
@@ -104,7 +104,7 @@ class SessionManager:
                 return
             stored = await self._stored()
             self._refuse_closed()
-            with collector.paused():
+            with garbage_collection.paused():
                 for detail in stored:
                     self._members[detail.id] = member = _Member(detail.tenant_id)
                     member.session = self._session(member, detail)

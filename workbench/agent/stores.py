@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Protocol, TypeVar, runtime_checkable
 
-from workbench.agent import collector
+from workbench.agent import garbage_collection
 from workbench.agent.disk import on_disk
 from workbench.agent.event_log import EventLog, FileEventLog, MemoryEventLog
 from workbench.agent.locks import FileLocker, LocalLocker, Locker
@@ -142,7 +142,7 @@ class FileSessionStore:
         return tuple(self._all(SessionSummary))
 
     def _load_all(self) -> tuple[SessionDetail, ...]:
-        with collector.paused():
+        with garbage_collection.paused():
             return tuple(self._all(SessionDetail))
 
     def _all(self, model: type[_Summary]) -> Iterator[_Summary]:
