@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,11 @@ from workbench.sandbox.client import KeeperClient  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ("workbench/base:1", "workbench/python:1")
+
+# What is ignored where the tests are started (nohup, a shell's `&`) would be by every program that they start.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 # Hypothesis has a profile of its own for CI; a loaded machine may be slow with either. Some environments are without it.
 with contextlib.suppress(ModuleNotFoundError):
