@@ -11,6 +11,7 @@ import pytest
 from tests.bench import Bench
 from tests.conftest import git_in
 from tests.trees import snapshot
+from workbench.errors import CommitError
 from workbench.review.changeset import Left
 
 COMMIT = "git -c user.name=Agent -c user.email=agent@example.com commit -q"
@@ -246,7 +247,9 @@ def test_a_bare_repository_cannot_be_completed_bit_by_bit(bench: Bench, repo: Pa
     bench.commit(allow_risky=True)
     bench.sh("echo 'ref: refs/heads/main' > sub/HEAD")
     assert {one.path: one.reason for one in bench.changes().left} == {b"sub": Left.REPOSITORY}
-    bench.commit(allow_risky=True)
+    with pytest.raises(CommitError) as caught:
+        bench.commit(allow_risky=True)
+    assert caught.value.code == "nothing_to_commit"
     assert not (repo / "sub" / "HEAD").exists()
     done = subprocess.run(
         ["git", "rev-parse", "--git-dir"], cwd=repo / "sub", capture_output=True, text=True, check=True
