@@ -152,9 +152,12 @@ def _settings(version: int, controller: str, limits: Limits) -> list[tuple[str, 
 
 def _enabled(directory: str, wanted: frozenset[str]) -> frozenset[str]:
     """Which controllers the children of a group of version 2 have, once they were asked for."""
+    # One with processes can have no such children; only that at the very top can, which has no type.
+    if _words(f"{directory}/cgroup.procs") and os.path.exists(f"{directory}/cgroup.type"):
+        return frozenset()
     path = f"{directory}/cgroup.subtree_control"
     for controller in sorted(wanted - _words(path)):
-        # Refused where it has processes of its own, and where it hasn't got it itself.
+        # Refused where it hasn't got it itself.
         with contextlib.suppress(OSError):
             _write(path, f"+{controller}")
     return wanted & _words(path)
