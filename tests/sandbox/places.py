@@ -85,6 +85,9 @@ def a_place(backend: str, directory: Path | None = None) -> Iterator[Place]:
                 anyio.run(_stop, place.overlay.path)
         assert place.is_free()
         assert not place.is_mounted()
+        # A killed keeper leaves what isn't a process for whoever takes the lock next.
+        with place.overlay.lock():
+            leftovers.unmount(place.overlay, "")
     finally:
         # The kernel's work directory is closed to everybody but root.
         leftovers.remove_tree(str(path))

@@ -20,7 +20,7 @@ from tests.sandbox.supervised import UID
 from tests.sandbox.support import Layers, backend_of, running, spec
 from tests.sandbox.users import OrdinaryUser, ordinary_user
 from workbench.errors import OptionsError, SandboxError
-from workbench.sandbox import namespace
+from workbench.sandbox import cgroups, namespace
 from workbench.sandbox.backend import SandboxSpec
 from workbench.sandbox.namespace import NamespaceBackend
 
@@ -95,8 +95,13 @@ async def test_a_sandbox_has_no_network_no_capability_and_a_read_only_system(mak
 async def test_nothing_of_the_machine_but_its_programs_is_there(make: Make, tmp_path: Path, uid: int) -> None:
     async with running(make(uid=uid, gid=uid)) as inside:
         top = set(await inside("os.listdir('/')"))
-        assert top <= {"bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "tmp", "usr", "var",
-                       "workspace"}  # fmt: skip
+        assert top <= {"bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "sys", "tmp", "usr",
+                       "var", "workspace"}  # fmt: skip
+        # Of the kernel's own only what limits the sandbox, where something does.
+        assert await inside("[os.listdir(at) for at in ('/sys', '/sys/fs') if os.path.exists(at)]") in (
+            [],
+            [["fs"], ["cgroup"]],
+        )
         assert await inside("os.listdir('/tmp') + os.listdir('/home')") == ["workbench"]
         secret = ("shadow", "hostname", "resolv.conf", "ssh", "gitconfig", "ssl/private")
         assert await inside(f"[name for name in {secret} if os.path.exists('/etc/' + name)]") == []
@@ -134,8 +139,12 @@ async def test_nothing_of_our_environment_reaches_a_sandbox(make: Make, monkeypa
 async def test_processes_memory_and_open_files_are_limited(make: Make) -> None:
     uid = UID if os.geteuid() == 0 else os.geteuid()
     async with running(make(uid=uid, gid=uid)) as inside:
-        limits = "[__import__('resource').getrlimit(n)[1] for n in (__import__('resource').RLIMIT_NPROC, 2, 7)]"
-        assert await inside(limits) == [64, 256 << 20, 512]
+        # Of each process by itself where no control group limits all of them.
+        kinds = ("RLIMIT_NPROC", 64, cgroups.PROCESSES), ("RLIMIT_DATA", 256 << 20, cgroups.MEMORY)
+        for kind, limit, controller in kinds:
+            found = await inside(f"__import__('resource').getrlimit(__import__('resource').{kind})[1]")
+            assert (found == limit) is (controller not in cgroups.enforceable())
+        assert await inside("__import__('resource').getrlimit(__import__('resource').RLIMIT_NOFILE)[1]") == 512
         code, output = await inside("sh('for i in $(seq 100); do sleep 1000 > /dev/null 2>&1 & done')")
         assert code != 0
         assert "fork" in output
@@ -239,6 +248,9 @@ async def test_a_sandbox_ends_with_the_process_that_started_it(tmp_path: Path, r
         with anyio.fail_after(120):
             while list(namespace._holders(name)):
                 await anyio.lowlevel.checkpoint()
+    # Only a control group needs somebody to remove it.
+    namespace.remove(name)
+    assert list(cgroups._named(name)) == []
 
 
 AS_USER = """

@@ -35,9 +35,11 @@ class OrdinaryUser:
         self.directory = directory
         self._python = python
 
-    def run(self, source: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run Python source as this user, in its directory."""
-        result = self._run("-c", source, *arguments, text=True)
+    def run(
+        self, source: str, *arguments: str, check: bool = True, before: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Run Python source as this user, in its directory, after a command that starts others."""
+        result = self._run("-c", source, *arguments, before=before, text=True)
         assert not check or result.returncode == 0, result.stderr
         return result
 
@@ -55,10 +57,10 @@ class OrdinaryUser:
         source = self.directory / "source"
         return self._run("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, cwd=source, env=told, text=True)
 
-    def _run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
+    def _run(self, *arguments: str, before: tuple[str, ...] = (), **options: Any) -> subprocess.CompletedProcess[Any]:
         wanted: dict[str, Any] = {"cwd": self.directory, "env": environment(self.directory), **options}
         return subprocess.run(
-            [self._python, *arguments],
+            [*before, self._python, *arguments],
             user=self.uid,
             group=self.gid,
             extra_groups=os.getgrouplist(self.name, self.gid),

@@ -24,7 +24,7 @@ import anyio.to_thread
 from anyio.abc import ByteStream
 
 from workbench.errors import OptionsError, SandboxError
-from workbench.sandbox import namespace_root
+from workbench.sandbox import cgroups, namespace_root
 from workbench.sandbox.backend import SandboxSpec, lost
 from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
 from workbench.sandbox.targets import mount_options
@@ -35,16 +35,27 @@ _END_SECONDS = 10.0
 _END_PAUSE_SECONDS = 0.005
 _PATH = namespace_root.PATH
 _ROOT = "/run/root"
+_ENDED = (anyio.EndOfStream, anyio.BrokenResourceError)
 _RUNTIMES = ("", "bubblewrap", "plain")
+# What only a control group can limit: the number of processes has a limit without.
+_SHARED = {cgroups.MEMORY: "memory", cgroups.PROCESSOR_TIME: "processor time"}
 _TOOLS = {"unshare": "util-linux", "mount": "util-linux", "setpriv": "util-linux"}
 
-# $1 is the name that the mounts are known by, $2 the directory of egress sockets, if any, $3 the number of mounts; then
-# the options of each, then the command. They are mounted below /run since every system has it and nothing of it is wanted
-# inside: the state directory itself may be one that only root can enter, and by then root is given up.
-_MOUNT_SCRIPT = """\
+_NOT_JOINED = "the control group can't be joined"
+
+# $1 is the name that the mounts are known by, $2 the directory of egress sockets, if any, $3 the number of mounts, $4 that
+# of control groups; then the entrance of each of these, the options of each mount, and the command. They are mounted below
+# /run since every system has it and nothing of it is wanted inside: the state directory itself may be one that only root
+# can enter, and by then root is given up.
+_MOUNT_SCRIPT = f"""\
 set -e
-name=$1 egress=$2 count=$3 number=0
-shift 3
+name=$1 egress=$2 count=$3 number=0 groups=$4
+shift 4
+while [ "$groups" -gt 0 ]; do
+    echo 0 > "$1" || {{ echo "{_NOT_JOINED}" >&2; exit 1; }}
+    shift
+    groups=$((groups - 1))
+done
 mount -n -t tmpfs -o mode=0755 "$name-run" /run
 mkdir /run/root
 while [ "$number" -lt "$count" ]; do
@@ -62,11 +73,14 @@ exec "$@"
 
 
 def lacks() -> str:
-    """What this backend's isolation lacks, compared to docker's: one line for people."""
-    return (
-        "no limit on the memory and processor time of all processes together (only on each one's memory), none of the "
-        "engine's own system call filter, and the machine's own /usr is readable inside"
-    )
+    """What this backend's isolation lacks here, compared to docker's: one line for people."""
+    enforced = cgroups.enforceable()
+    unlimited = [what for controller, what in _SHARED.items() if controller not in enforced]
+    said = f"no limit on the {' and '.join(unlimited)} of all processes together" if unlimited else ""
+    if cgroups.MEMORY not in enforced:
+        said += " (only on each one's memory)"
+    others = "none of the engine's own system call filter, and the machine's own /usr is readable inside"
+    return f"{said}, {others}" if said else others
 
 
 class NamespaceStream(ByteStream):
@@ -138,6 +152,7 @@ class NamespaceBackend:
         self._source = source
         self._process: subprocess.Popen[bytes] | None = None
         self._stream: NamespaceStream | None = None
+        self._group = cgroups.ControlGroup()
 
     @property
     def stderr(self) -> bytes:
@@ -154,13 +169,18 @@ class NamespaceBackend:
         OptionsError, with nothing left behind; SandboxError (sandbox_lost) where that can't be reached.
         """
         source = supervisor_source() if self._source is None else self._source
-        if self._spec.limits.cpus:
-            report("the namespace backend can't limit processor time, so --cpus isn't enforced")
         try:
-            stream = self._stream = await self._spawn(source)
-            await stream.send(source)
-            await stream.first()
-        except (anyio.EndOfStream, anyio.BrokenResourceError) as error:
+            self._group = cgroups.make(self.name, self._spec.limits)
+            try:
+                stream = await self._begin(source)
+            except _ENDED:
+                if _NOT_JOINED.encode() not in self.stderr:
+                    raise
+                # There are places where a group can be made, and nobody may be moved into it.
+                await self.stop()
+                self._group = cgroups.ControlGroup()
+                stream = await self._begin(source)
+        except _ENDED as error:
             said = self.stderr.decode("utf-8", "replace").strip()
             await self._undo()
             raise SandboxError(
@@ -171,6 +191,8 @@ class NamespaceBackend:
         except BaseException:
             await self._undo()
             raise
+        if self._spec.limits.cpus and cgroups.PROCESSOR_TIME not in self._group.directories:
+            report("the namespace backend can't limit processor time here, so --cpus isn't enforced")
         return stream
 
     async def read_out(self, *, whole: bool = False) -> None:
@@ -187,7 +209,7 @@ class NamespaceBackend:
             if self._process is not None:
                 self._process.kill()
                 await anyio.to_thread.run_sync(self._process.wait)
-                await anyio.to_thread.run_sync(remove, self.name)
+            await anyio.to_thread.run_sync(remove, self.name, self._group)
 
     async def _undo(self) -> None:
         try:
@@ -195,18 +217,26 @@ class NamespaceBackend:
         except SandboxError as error:
             raise lost(error) from error
 
+    async def _begin(self, source: bytes) -> NamespaceStream:
+        stream = self._stream = await self._spawn(source)
+        await stream.send(source)
+        await stream.first()
+        return stream
+
     async def _spawn(self, source: bytes) -> NamespaceStream:
         tools = {tool: _tool(tool, package) for tool, package in _TOOLS.items()}
         options = [mount_options(mount)["o"] for mount in self._spec.mounts]
         command = [tools["unshare"], "--mount" if os.geteuid() == 0 else "-Urm", "--"]
         command += ["/bin/sh", "-c", _MOUNT_SCRIPT, "sh", self.name, self._spec.egress_path]
-        command += [str(len(options)), *options]
+        entrances = self._group.entrances
+        command += [str(len(options)), str(len(entrances)), *entrances, *options]
         if os.geteuid() == 0:
             command += _give_up_root(tools["setpriv"], self._spec)
         limits = {"NOFILE": self._spec.limits.open_files}
-        if self._spec.limits.pids:
+        # What can be had without control groups: a count by the kernel's user namespace, and a limit of each process.
+        if self._spec.limits.pids and cgroups.PROCESSES not in self._group.directories:
             limits["NPROC"] = self._spec.limits.pids
-        if self._spec.limits.memory_bytes:
+        if self._spec.limits.memory_bytes and cgroups.MEMORY not in self._group.directories:
             limits["DATA"] = self._spec.limits.memory_bytes
         with contextlib.ExitStack() as stack:
             confined, files = self._confined(stack)
@@ -241,7 +271,7 @@ class NamespaceBackend:
 
         bwrap = bubblewrap(self._spec.runtime)
         if bwrap:
-            options = namespace_root.bubblewrap_options(self._spec, _options_of(bwrap), keep)
+            options = namespace_root.bubblewrap_options(self._spec, self._group.views, _options_of(bwrap), keep)
             listed = keep(b"".join(os.fsencode(option) + b"\0" for option in options))
             return [bwrap, "--args", str(listed), "--"], files
         config = {
@@ -250,27 +280,30 @@ class NamespaceBackend:
             "hostname": "workbench",
             "environment": namespace_root.environment(self._spec),
             "root": _ROOT,
-            "steps": namespace_root.steps(self._spec),
+            "steps": namespace_root.steps(self._spec, self._group.views),
         }
         source = Path(__file__).with_name("jail.py").read_text(encoding="utf-8")
         return [_tool("python3", "python3"), "-I", "-S", "-c", source, str(keep(json.dumps(config).encode()))], files
 
 
-def remove(name: str) -> None:
+def remove(name: str, group: cgroups.ControlGroup | None = None) -> None:
     """Kill every process that has a sandbox's overlay in its mount namespace, which unmounts it; harmless without one.
+
+    Its control group goes with them.
 
     Args:
         name: the backend's name.
+        group: the control group, where it's known; else it's looked for.
 
     Raises SandboxError (sandbox_failed) where one is still there after ten seconds.
     """
     deadline = time.monotonic() + _END_SECONDS
-    while left := list(_holders(name)):
+    while (left := list(_holders(name))) or not cgroups.remove(name, group):
         for pid in left:
             _kill_holder(pid, name)
         if time.monotonic() > deadline:
             raise SandboxError(
-                f"Processes of the sandbox {name} don't end: {', '.join(map(str, left))}.",
+                f"Processes of the sandbox {name} don't end: {', '.join(map(str, left)) or 'those in its control group'}.",
                 code="sandbox_failed",
                 hint="Look what they wait for (cat /proc/PID/stack); the overlay stays locked until they are gone.",
             )

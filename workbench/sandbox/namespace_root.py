@@ -8,7 +8,7 @@ target, `file` a text, `tmpfs` a mode and a size; `proc`, `dev` and `remount-ro`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
 from workbench.sandbox.backend import SandboxSpec
@@ -52,8 +52,13 @@ _ETC = (
 _MASKED = ("/proc/keys", "/proc/key-users")
 
 
-def steps(spec: SandboxSpec) -> list[Step]:
-    """The root of a sandbox."""
+def steps(spec: SandboxSpec, views: Mapping[str, str]) -> list[Step]:
+    """The root of a sandbox.
+
+    Args:
+        spec: what is to be started.
+        views: directories of this machine that it sees beside, read-only, by where.
+    """
     home = str(home_of(spec))
     found: list[Step] = []
     for directory in _PROGRAMS:
@@ -79,6 +84,7 @@ def steps(spec: SandboxSpec) -> list[Step]:
         found.append(("tmpfs", "0700", spec.limits.home_bytes, home))
     for number, mount in sorted(enumerate(spec.mounts), key=lambda item: len(PurePosixPath(item[1].target).parts)):
         found.append(("bind", f"{MOUNTED}/{number}", mount.target))
+    found += [("ro-bind", directory, target) for target, directory in views.items()]
     if spec.egress_path:
         found.append(("ro-bind", f"{MOUNTED}/egress", EGRESS_TARGET))
     return [*found, ("remount-ro", "/")]
@@ -89,11 +95,14 @@ def environment(spec: SandboxSpec) -> dict[str, str]:
     return {"PATH": PATH, "HOME": str(home_of(spec)), **spec.environment}
 
 
-def bubblewrap_options(spec: SandboxSpec, known: frozenset[str], keep: Callable[[bytes], int]) -> list[str]:
+def bubblewrap_options(
+    spec: SandboxSpec, views: Mapping[str, str], known: frozenset[str], keep: Callable[[bytes], int]
+) -> list[str]:
     """The root as options of bubblewrap.
 
     Args:
         spec: what is to be started.
+        views: as for `steps`.
         known: the options that the bubblewrap which is there has.
         keep: makes a descriptor of what a file is to hold.
     """
@@ -105,7 +114,7 @@ def bubblewrap_options(spec: SandboxSpec, known: frozenset[str], keep: Callable[
     options.append("--clearenv")
     for name, value in environment(spec).items():
         options += ["--setenv", name, value]
-    for kind, *taken, path in steps(spec):
+    for kind, *taken, path in steps(spec, views):
         if kind == "file":
             options += ["--perms", "0444", "--ro-bind-data", str(keep(str(taken[0]).encode())), str(path)]
         elif kind == "tmpfs":
