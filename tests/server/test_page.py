@@ -20,6 +20,7 @@ HOSTILE = (
     "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
     "[click](javascript:document.title='taken') <a href=\"javascript:document.title='taken'\">here</a>"
 )
+SEPARATED = "one\u2028two\u2029three\x85four"
 DECEIVING = "\x1b[31mred\x1b[0m \x00\x07 \u202egnp.exe \u2066x\u2069"
 
 
@@ -90,7 +91,7 @@ def hostile(path: Path) -> None:
     texts = [HOSTILE + DECEIVING, "x" * 10_000_000, "\u202e" * 100_000]
     lines(
         path,
-        {"type": "user", "timestamp": T0, "message": {"role": "user", "content": HOSTILE}, **chain},
+        {"type": "user", "timestamp": T0, "message": {"role": "user", "content": HOSTILE + SEPARATED}, **chain},
         {"type": "assistant", "timestamp": T1, "message": reply, **chain},
         {
             "type": "user",
@@ -167,6 +168,14 @@ def test_what_was_said_is_searched_and_opened(tab: Tab) -> None:
     assert tab.text("h1") == "edit the file"
 
 
+def test_what_separates_lines_elsewhere_is_a_text_s_own(tab: Tab) -> None:
+    tab.open()
+    tab.page.locator(".rows li", has_text="onerror").wait_for()
+    tab.page.get_by_role("searchbox").fill("three")
+    tab.page.get_by_role("button", name="Search").click()
+    tab.page.locator(".rows .excerpt", has_text="three").wait_for()
+
+
 def test_a_long_session_is_shown_to_its_end_with_its_edits_as_diffs(tab: Tab) -> None:
     tab.open("transcripts/claude-code/edited")
     tab.page.wait_for_selector(".diff")
@@ -202,6 +211,24 @@ def test_it_is_used_without_a_mouse(tab: Tab) -> None:
     assert tab.page.locator(".events details").first.get_attribute("open") is None
     tab.page.go_back()
     tab.page.wait_for_selector(".rows a")
+
+
+def test_who_skips_to_the_content_stays_where_they_are(tab: Tab) -> None:
+    tab.open("usage")
+    tab.page.wait_for_selector("tbody")
+    tab.page.locator(".skip").focus()
+    tab.page.keyboard.press("Enter")
+    assert tab.page.locator("main").evaluate("each => each === document.activeElement")
+    tab.page.reload()
+    tab.page.wait_for_selector("tbody")
+
+
+@pytest.mark.parametrize("place", ["transcripts/claude-code/%", "transcripts/claude-code/c1%2", "own/%zz?workspace=/"])
+def test_an_address_that_was_cut_off_is_answered_with_words(tab: Tab, place: str) -> None:
+    tab.open(place)
+    assert tab.page.get_by_role("alert").inner_text()
+    # That it's no session's, which the console says, too.
+    tab.wrong.clear()
 
 
 @pytest.mark.parametrize("place", ["", "transcripts/claude-code/hostile", "usage?by=model", "usage?by=project"])

@@ -61,6 +61,8 @@ def test_sessions_are_listed_as_the_command_line_lists_them(own: Served, tmp_pat
     assert without_age(found) == without_age(printed)
     only: Any = own.told("/v1/sessions", workspace=str(tmp_path / "two"))
     assert [session["session"] for session in only["sessions"]] == ["other"]
+    for path in ("/v1/sessions", "/v1/sessions/other"):
+        assert own.refused(path, 422, workspace="/\0")["message"].startswith("workspace: ")
 
 
 def test_a_stored_conversation_is_told_whole(own: Served, tmp_path: Path) -> None:

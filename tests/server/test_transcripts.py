@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import threading
@@ -17,7 +18,7 @@ import pytest
 from tests.server.served import TOKEN, Served, parsed, serving
 from tests.transcripts.homes import ANSWERED, ASKED, HOMES, T0, WHERE, claude_code, lines
 from tests.waiting import wait_until
-from workbench.server.library import Progress, UsageReport
+from workbench.server.library import Library, Progress, UsageReport, Wanted
 from workbench.server.transcripts import SearchReport, SessionsPage
 from workbench.transcripts import LocalPlatform, SessionHead, Transcript, find_adapter
 from workbench.transcripts.exporting import to_html, to_markdown
@@ -73,6 +74,9 @@ def test_what_makes_no_sense_is_refused_by_its_name(served: Served) -> None:
         ({"project": "somewhere"}, "project: "),
         ({"cursor": "x"}, "cursor: "),
         ({"cursor": "é"}, "cursor: "),
+        ({"cursor": base64.urlsafe_b64encode(b"[" * 20_000).decode()}, "cursor: "),
+        ({"since": "0001-01-01T00:00:00+14:00"}, "since: "),
+        ({"since": "9999-12-31T23:59:59-14:00"}, "since: "),
     ):
         error = served.refused("/v1/transcripts", 422, **params)
         assert error["code"] == "invalid_options"
@@ -181,6 +185,36 @@ def test_only_files_that_are_listed_can_be_read(served: Served, tmp_path: Path) 
     path = next(tmp_path.rglob("*.jsonl"))
     for named in (str(path), "/etc/passwd", "../../../etc/passwd", "%2Fetc%2Fpasswd"):
         assert served.refused(f"/v1/transcripts/claude-code/{named}", 404)["code"] in ("session_not_found", "not_found")
+
+
+def test_a_session_is_found_whoever_else_looks_for_one_meanwhile(many: LocalPlatform) -> None:
+    held = Held(many, free=100)
+
+    async def look() -> None:
+        [first, *_] = [item async for item in Library(many).heads(Wanted()) if isinstance(item, SessionHead)]
+        library = Library(held)  # type: ignore[arg-type]
+        async with anyio.create_task_group() as tasks:
+
+            async def another() -> None:
+                with anyio.CancelScope() as scope:
+                    tasks.start_soon(leave_again, scope)
+                    await library.page("claude-code", "s199", None, 1)
+
+            async def leave_again(scope: anyio.CancelScope) -> None:
+                await anyio.to_thread.run_sync(wait_until, lambda: held.begun > begun, "another one reads")
+                scope.cancel()
+                held.go.set()
+
+            async def wanted() -> None:
+                page = await library.page("claude-code", first.ref.session_id or "", None, 1)
+                assert page.session_id == first.ref.session_id
+
+            tasks.start_soon(wanted)
+            await anyio.to_thread.run_sync(wait_until, lambda: held.begun > held.free, "the half was listed")
+            begun = held.begun
+            tasks.start_soon(another)
+
+    anyio.run(look)
 
 
 def test_a_session_that_went_away_or_can_t_be_read_is_an_error_of_its_own(tmp_path: Path) -> None:

@@ -205,8 +205,11 @@ class Library:
             found = await read(ref)
             if not isinstance(found, SessionNotFound):
                 return _good(found)
+        heads, _ = await self._all(Wanted(agents=(agent,)))
+        # At once: somebody else may be looking for another of them.
         self._known = {key: refs for key, refs in self._known.items() if key[0] != agent}
-        await self._all(Wanted(agents=(agent,)))
+        for head in heads:
+            self._learn(head.ref)
         known = self._known.get((agent, id), {})
         if not known:
             raise SessionNotFoundError(

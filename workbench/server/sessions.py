@@ -60,4 +60,8 @@ def _find(name: str, workspace: str | None) -> Session:
 
 
 def _root(workspace: str | None) -> bytes | None:
-    return None if workspace is None else os.path.realpath(os.fsencode(workspace))
+    if workspace is None:
+        return None
+    if "\0" in workspace:
+        raise OptionsError(f"workspace: {workspace!r} is no path.")
+    return os.path.realpath(os.fsencode(workspace))

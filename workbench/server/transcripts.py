@@ -177,5 +177,5 @@ def _after(cursor: str) -> tuple[datetime, str]:
     try:
         at, path = json.loads(base64.urlsafe_b64decode(cursor))
         return datetime.fromisoformat(at).astimezone(), str(path)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise OptionsError("cursor: it's none of this listing.", hint="Take the `next_cursor` of a part.") from error

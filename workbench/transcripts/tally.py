@@ -164,7 +164,6 @@ def day_start(text: str) -> datetime:
         OptionsError: it is neither.
     """
     try:
-        said = datetime.fromisoformat(text)
-    except ValueError:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
         raise OptionsError(f"{text!r} is no day.", hint="Write it like 2026-03-01.") from None
-    return said.astimezone(UTC)

@@ -42,7 +42,8 @@ export async function stream(path, { query = {}, signal, take }) {
 }
 
 function parsed(event) {
-  const fields = event.split(/\r?\n/).map((line) => line.match(/^(\w+): ?(.*)$/)).filter(Boolean);
+  // Without "s", a text with a separator of Unicode's in it (U+2028) would be no field.
+  const fields = event.split(/\r?\n/).map((line) => line.match(/^(\w+): ?(.*)$/s)).filter(Boolean);
   const of = (name) => fields.filter(([, each]) => each === name).map(([, , value]) => value).join("\n");
   const data = of("data");
   return { name: of("event"), data: data && JSON.parse(data) };

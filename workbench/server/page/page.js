@@ -12,7 +12,16 @@ let leaving = new AbortController();
 
 function place() {
   const [path, query] = location.hash.slice(1).split("?");
-  return { parts: path.split("/").slice(1).map(decodeURIComponent), query: new URLSearchParams(query) };
+  return { parts: path.split("/").slice(1).map(decoded), query: new URLSearchParams(query) };
+}
+
+// What somebody typed, or a chat cut off, may be no encoding.
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function viewOf(parts) {
@@ -22,7 +31,6 @@ function viewOf(parts) {
 }
 
 async function show() {
-  if (location.hash === "#main") return;
   const token = location.hash.match(/^#token=(.+)$/);
   if (token) {
     keepToken(token[1]);
@@ -62,6 +70,11 @@ function asking(error) {
 }
 
 addEventListener("hashchange", show);
+// The fragment is the place: a jump within the page mustn't take it.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 addEventListener("keydown", (event) => {
   if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") {
