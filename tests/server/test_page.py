@@ -11,6 +11,7 @@ import pytest
 
 from tests.server.served import TOKEN, Served, serving
 from tests.transcripts.homes import ASKED, T0, T1, T2, claude_code, codex, lines
+from tests.waiting import wait_until
 from workbench.transcripts import LocalPlatform
 
 if TYPE_CHECKING:
@@ -182,9 +183,11 @@ def test_a_long_session_is_shown_to_its_end_with_its_edits_as_diffs(tab: Tab) ->
     assert tab.text(".diff .gone").strip() == "-old"
     assert tab.text(".diff .add").strip() == "+new"
     assert "$0.25" not in tab.text(".prompt")
-    while (more := tab.page.locator(".more:visible")).count():
-        more.scroll_into_view_if_needed()
-        tab.page.wait_for_selector(".more:not([disabled])", state="attached")
+    more = tab.page.locator(".more")
+    # Playwright's own way to scroll waits for what may be hidden by then.
+    wait_until(
+        lambda: more.evaluate("more => { more.scrollIntoView(); return more.hidden; }"), "the end of the session"
+    )
     tab.page.get_by_text("step 449", exact=True).wait_for()
     assert tab.page.locator(".events li").count() == 452
 
