@@ -6,6 +6,8 @@ import errno
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -401,6 +403,22 @@ def test_many_checkpoints_are_put_together_without_anybody_asking_and_what_is_ne
     assert Path(os.fsdecode(worked.workspace), "file").read_text() == str(upkeep.MANY_PACKS - 1)
     worked.redo()
     assert worked.view()[b"kept"].content == b"kept for redo"
+
+
+@pytest.mark.parametrize("removed", ["the session", "the workspace", "the state directory"])
+def test_what_was_removed_meanwhile_is_not_made_anew_by_putting_checkpoints_together(
+    worked: Worked, state: Path, removed: str
+) -> None:
+    Path(worked.overlay, "upper", "file").write_text("x")
+    worked.checkpoint("m1")
+    session = Path(worked.overlay)
+    workspace = session.parent.parent
+    gone = {"the session": session, "the workspace": workspace, "the state directory": state}[removed]
+    shutil.rmtree(gone)
+    # As `collector.start` has it, which waits for nobody.
+    command = [sys.executable, "-P", "-m", "workbench.collecting", str(workspace), session.name, str(state)]
+    subprocess.run(command, cwd="/", capture_output=True, timeout=120)
+    assert not gone.exists()
 
 
 def test_many_who_look_at_once_do_not_fail(worked: Worked) -> None:

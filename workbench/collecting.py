@@ -1,6 +1,7 @@
 """Keeping a session's checkpoints small: a process of its own, of low priority, that `collector` starts.
 
-`python -m workbench.collecting ROOT SESSION STATE`. It ends when that is done, or can't be; the next one tries again.
+`python -m workbench.collecting DIRECTORY SESSION STATE`, of a workspace's directory in the state directory. It ends when that
+is done, or can't be; the next one tries again.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ import sys
 
 from workbench.checkpoints import upkeep
 from workbench.errors import WorkbenchError
+from workbench.state import WorkspaceDirectory
 from workbench.workspace import Workspace
 
 
 def main() -> None:
     """Run as the module's docstring says."""
-    root, session, state_path = sys.argv[1:]
+    path, session, state_path = sys.argv[1:]
     try:
-        workspace = Workspace.open(root, session=session, state_path=state_path)
+        directory = WorkspaceDirectory.read(path)
+        if session not in directory.sessions():
+            # It was removed meanwhile; opening would make it anew.
+            return
+        workspace = Workspace.open(directory.root, session=session, state_path=state_path)
         try:
             if not upkeep.is_collecting(workspace.store):
                 workspace.keep_small()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 
 
-def start(root: bytes, session: str, state_path: str) -> None:
-    """Start it for a session of the workspace at `root`, and don't wait. Raises OSError."""
-    command = [sys.executable, "-P", "-m", "workbench.collecting", os.fsdecode(root), session, state_path]
+def start(directory: str, session: str, state_path: str) -> None:
+    """Start it for a session of the workspace that is kept in a directory, and don't wait. Raises OSError."""
+    command = [sys.executable, "-P", "-m", "workbench.collecting", directory, session, state_path]
     process = subprocess.Popen(
         command,
         cwd="/",

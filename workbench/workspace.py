@@ -860,7 +860,7 @@ class Workspace:
         """
         with contextlib.suppress(OSError):
             if upkeep.is_due(self._store):
-                collector.start(self.root, self.session, self._state.path)
+                collector.start(self._directory.path, self.session, self._state.path)
 
     def drop(self, message_id: str, *, step: int = 0) -> None:
         """Drop one checkpoint. Raises CheckpointError: checkpoint_not_found, checkpoint_failed where it's needed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -598,6 +599,29 @@ input()
         assert [name for name in os.listdir(session.workspace.overlay_path) if name.startswith("comments-")] == []
         await say(session, "The end.", "m4")
         assert said(session)[-1] == "The end."
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("again", [False, True], ids=["said", "put back"])
+async def test_a_comment_that_found_no_room_leaves_the_others_readable(root: Path, again: bool) -> None:
+    async with opened(root) as session:
+        await session.workspace.files.write(b"b", b"new\n")
+        comments = session.workspace.reviewing.comments
+        await comment(session, "Why not old?")
+        if again and (claim := comments.claim()):
+            claim.release()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        room = os.stat(comments.path).st_size + 40
+        changes = await session.workspace.changes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+        try:
+            with pytest.raises(OSError, match="too large"):
+                comments.add("And why here?", changes.shown[0])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert [kept.text for kept in comments.all()] == ["Why not old?"]
+        await comment(session, "Later.")
+        assert [kept.text for kept in comments.all()] == ["Why not old?", "Later."]
 
 
 @pytest.mark.anyio

@@ -65,9 +65,7 @@ class Comments:
             quoted = {"hunk": hunk.id, "line": hunk.hunk.new_start + before, "quoted": hunk.hunk.lines}
             about = about.model_copy(update=quoted)
         with self._locked() as file:
-            file.write(_line(about))
-            file.flush()
-            os.fsync(file.fileno())
+            _append(file, [_line(about)])
 
     def claim(self) -> Claim | None:
         """Those that nobody has taken, for a run to tell; None where there are none. Raises as `all`."""
@@ -123,9 +121,7 @@ class Comments:
                     # The agent was told at this very moment.
                     continue
                 # What a crash cut short stands in the file itself still.
-                file.writelines(line for line in told if line.endswith(b"\n"))
-                file.flush()
-                os.fsync(file.fileno())
+                _append(file, (line for line in told if line.endswith(b"\n")))
                 os.unlink(told.name)
 
     def _read(self, file: BinaryIO) -> list[CommentRecord]:
@@ -143,6 +139,18 @@ class Comments:
             if comment not in found:
                 found.append(comment)
         return found
+
+
+def _append(file: BinaryIO, lines: Iterable[bytes]) -> None:
+    # Past the file's buffer, which would be written once more after a failure. Half a line would have none of them read.
+    end, left = os.fstat(file.fileno()).st_size, b"".join(lines)
+    try:
+        while left:
+            left = left[os.write(file.fileno(), left) :]
+        os.fsync(file.fileno())
+    except OSError:
+        os.ftruncate(file.fileno(), end)
+        raise
 
 
 def _line(comment: CommentRecord) -> bytes:
