@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -275,6 +276,7 @@ class Held:
         self._files = platform.fs
         self.fs = self
         self.begun = 0
+        self.lists: list[str] = []
         self.free = free
         self.go = threading.Event()
 
@@ -282,6 +284,7 @@ class Held:
         return await self._files.stat(path)
 
     async def list(self, path: str) -> tuple[SessionEntry, ...]:
+        self.lists.append(path)
         return await self._files.list(path)
 
     async def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
@@ -315,6 +318,20 @@ def test_who_goes_away_stops_the_reads(many: LocalPlatform, path: str, accept: s
         assert served.told("/v1/health")
         assert held.begun == 1
         assert len(served.told("/v1/transcripts?limit=1000")["sessions"]) == 200  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("path", ["/v1/transcripts/search?text=nowhere", "/v1/transcripts/usage"])
+def test_a_directory_is_not_listed_for_each_of_its_sessions(many: LocalPlatform, path: str) -> None:
+    folder = Path(many.home, ".claude", "projects", "p")
+    # One that nobody writes in at this moment.
+    os.utime(folder, (1_700_000_000, 1_700_000_000))
+    held = Held(many, free=1_000_000)
+    with serving(held) as served:  # type: ignore[arg-type]
+        listed(served)
+        held.lists.clear()
+        assert served.told(path)
+        # Those of the listing that it begins with, and of the first few that are read at the same time.
+        assert held.lists.count(str(folder)) < 50
 
 
 def leave(served: Served, path: str, accept: str, held: Held) -> None:

@@ -40,7 +40,7 @@ class Siblings:
     async def of(self, platform: SessionPlatform, directory: str, session: str) -> list[str]:
         """The paths of the files that belong to a session. Raises OSError."""
         key = (id(platform), directory)
-        known = self._known.pop(key, None)
+        known = self._known.get(key)
         stat = await platform.fs.stat(directory)
         if known is None or not known.is_settled or known.stat != stat:
             names = tuple(entry.name for entry in await platform.fs.list(directory) if self._is_wanted(entry.name))
@@ -48,6 +48,8 @@ class Siblings:
             owned = known.owned if known is not None and same else await self._look(platform, directory, names)
             settled = stat.identity is not None and datetime.now(UTC) - stat.modified_at > _SETTLED
             known = _Directory(platform, stat, settled, names, owned)
+        # The last one used stands last; it's there all the while for those who ask at the same time.
+        self._known.pop(key, None)
         self._known[key] = known
         if len(self._known) > _DIRECTORIES:
             del self._known[next(iter(self._known))]
