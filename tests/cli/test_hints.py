@@ -59,6 +59,14 @@ def test_a_hint_is_about_what_the_call_is_about(monkeypatch: pytest.MonkeyPatch)
     assert output.command("review", "other") == "workbench review"
 
 
+@pytest.mark.parametrize("name", [b"b\xff d", b"a\nb", b"it's", "caf\u00e9".encode(), b"\x1b[31m"])
+def test_a_directory_of_any_name_can_be_typed(name: bytes) -> None:
+    output.about(os.fsdecode(name), "default")
+    words = output.typed("workbench diff").removeprefix("workbench diff -w ")
+    assert subprocess.run(["bash", "-c", f"printf %s {words}"], capture_output=True, check=True).stdout == name
+    assert words.isprintable()
+
+
 def test_what_a_refused_commit_says_to_type_lands_it_from_anywhere(prompt: Prompt, tmp_path: Path) -> None:
     for _ in ("the sandbox is started", "it's warm"):
         changed = prompt("exec", "--session", "pasted", "--", "sh", "-c", "echo agent >README.md")

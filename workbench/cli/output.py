@@ -199,7 +199,10 @@ def typed(sentence: str) -> str:
 def _quoted(word: str) -> str:
     import shlex  # not needed where nothing was said
 
-    return shlex.quote(word)
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    return f"$'{''.join(escaped)}'"
 
 
 def _session_by_itself() -> str:

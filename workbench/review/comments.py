@@ -73,13 +73,8 @@ class Comments:
             comments = self._read(file)
             if not comments:
                 return None
-            path = os.path.join(os.path.dirname(self.path), f"comments-{secrets.token_hex(8)}.jsonl")
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            path, fd = self._set_aside(comments)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                with open(fd, "wb", closefd=False) as told:
-                    told.writelines(map(_line, comments))
-                os.fsync(fd)
                 file.truncate(0)
             except BaseException:
                 os.close(fd)
@@ -97,9 +92,24 @@ class Comments:
         """Drop those that the agent was told; what was said since stays. Raises as `all`."""
         gone = list(told)
         with self._locked() as file:
-            kept = [comment for comment in self._read(file) if comment not in gone]
+            if kept := [comment for comment in self._read(file) if comment not in gone]:
+                # Nobody holds it: the next one who looks puts them back.
+                os.close(self._set_aside(kept)[1])
             file.truncate(0)
-            file.writelines(map(_line, kept))
+
+    def _set_aside(self, comments: Iterable[CommentRecord]) -> tuple[str, int]:
+        """Write comments to a file of their own; its path and a descriptor that has it locked."""
+        path = os.path.join(os.path.dirname(self.path), f"comments-{secrets.token_hex(8)}.jsonl")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with open(fd, "wb", closefd=False) as told:
+                told.writelines(map(_line, comments))
+            os.fsync(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return path, fd
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
