@@ -32,6 +32,7 @@ from workbench.errors import (
     RunFailedError,
     SessionBusyError,
 )
+from workbench.protocol.sessions import ApprovalRequest
 from workbench.testing import ScriptedModel, Turn
 from workbench.tools.registry import ToolRegistry
 from workbench.workspace import Workspace
@@ -640,3 +641,22 @@ async def test_comments_that_cant_be_read_stop_no_run_and_a_title_is_never_made_
         assert said(session)[-1] == "Go on."
         assert [event.code for event in of(events, "notice")] == ["state_corrupt"]
         assert file.read_bytes() == whole[:-9]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("approved", [True, False])
+async def test_whether_a_call_was_approved_stands_in_the_audit_log(root: Path, approved: bool) -> None:
+    async def approve(request: ApprovalRequest) -> bool:
+        digests.append(request.digest)
+        return approved
+
+    digests: list[str] = []
+    asking: dict[str, Any] = {"approve": approve, "resolve_permission": lambda *_: "ask"}
+    async with opened(root, *writing("b", "a secret\n"), **asking) as session:
+        await say(session, "Write b.", "m1")
+        (noted,) = session.workspace.audit.records()
+        assert (noted.action, noted.code) == (("approval", "") if approved else ("refusal", "tool_denied"))
+        assert (noted.session, noted.digest, noted.message) == ("default", *digests, "write_file, answered by handler")
+        assert "secret" not in noted.model_dump_json()
+        assert session.workspace.audit.verify().wrong == 0
+        assert ("b" in await files(session)) == approved

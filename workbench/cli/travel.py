@@ -132,7 +132,9 @@ def log(
     audit: Annotated[
         bool,
         typer.Option(
-            "--audit", metavar="", help="What landed, was refused, rewound and dropped, by whom, and what led to it."
+            "--audit",
+            metavar="",
+            help="What landed, was approved, refused, rewound and dropped, by whom, and what led to it.",
         ),
     ] = False,
     verify: Annotated[

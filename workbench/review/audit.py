@@ -1,4 +1,4 @@
-"""The audit log of a workspace: what landed, was refused, rewound, dropped and pruned, each line chained to the one before.
+"""The audit log of a workspace: what landed, was approved, refused, rewound, dropped and pruned, line chained to line.
 
 `audit.jsonl` in the workspace's directory in the state directory: a JSON object a line, appended under a lock and on disk
 when `append` returns. `previous` is the SHA-256 of the line before, with its newline; 64 zeros in the first. So a line
@@ -60,7 +60,8 @@ class AuditLog:
 
         `action` is `commit`, `revert`, `branch`, `refusal`, `discard`, `rewind`, `redo`; of checkpoints `drop`, `purge`
         of a path (of every session, so `session` is empty) or `prune` of what is old; of the session itself `delete` or
-        `prune`, as of what a commit kept. `code` is an error's.
+        `prune`, as of what a commit kept; of a call of the agent's `approval` or `refusal`, with the call's digest. `code`
+        is an error's.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(self._path, flags, 0o600)

@@ -20,6 +20,7 @@ from workbench.agent.session import AgentSession
 from workbench.agent.settings import load
 from workbench.agent.stores import FileSessionStore
 from workbench.agent.transcript import Messages
+from workbench.agent.workspace_session.approvals import NotedApprovals
 from workbench.agent.workspace_session.told import ToldComments
 from workbench.agent.workspace_session.travelling import TravellingSession, last_id, run_locker
 from workbench.errors import (
@@ -53,6 +54,7 @@ class WorkspaceSession(TravellingSession):
         """Both have the same id. Raises OptionsError where they haven't."""
         super().__init__(workspace, agent)
         self._comments = ToldComments(workspace, agent)
+        NotedApprovals(workspace, agent)
         self._beginning = anyio.Lock()
         self._message_id = ""
         self._step = 0
