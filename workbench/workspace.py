@@ -623,7 +623,8 @@ class Workspace:
         changes = await self.changes()
         if not changes.changes:
             return None
-        self._landing.require_unasked(changes)
+        with self._landing.refusals_noted(changes.digest):
+            self._landing.require_unasked(changes)
         digest = self.reviewed(changes)
         if check is not None and digest != passed:
             await self.check(digest, check, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
@@ -649,20 +650,21 @@ class Workspace:
         overlay; else in one that shows the real workspace with exactly what would land, where it's dropped. Raises as
         `exec`, and as `rehearse` but for conflicts and risky paths.
         """
-        shown = self.shown.find(digest)
-        now = await self.checkpoint(label="before a check", kind=RowKind.UPKEEP)
-        if shown.selection is None and shown.checkpoint == now.commit:
-            result = await self.exec(command, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
-        else:
-            layer = await to_thread.run_sync(self._landing.layer, shown)
-            result = await self._checking.run(layer, command, on_stdout or _drop, on_stderr or _drop, report)
-        if result.exit_code or result.ended_by:
-            how = f"was ended by {result.ended_by}" if result.ended_by else f"ended with {result.exit_code}"
-            raise CommitError(
-                f"The check {how}; nothing was applied.",
-                code="check_failed",
-                hint="Put right what it found, and review.",
-            )
+        with self._landing.refusals_noted(digest):
+            shown = self.shown.find(digest)
+            now = await self.checkpoint(label="before a check", kind=RowKind.UPKEEP)
+            if shown.selection is None and shown.checkpoint == now.commit:
+                result = await self.exec(command, on_stdout=on_stdout, on_stderr=on_stderr, report=report)
+            else:
+                layer = await to_thread.run_sync(self._landing.layer, shown)
+                result = await self._checking.run(layer, command, on_stdout or _drop, on_stderr or _drop, report)
+            if result.exit_code or result.ended_by:
+                how = f"was ended by {result.ended_by}" if result.ended_by else f"ended with {result.exit_code}"
+                raise CommitError(
+                    f"The check {how}; nothing was applied.",
+                    code="check_failed",
+                    hint="Put right what it found, and review.",
+                )
 
     async def merge(
         self, *, ours: Sequence[bytes] = (), theirs: Sequence[bytes] = (), force: bool = False

@@ -160,6 +160,10 @@ def test_diff_forms_tell_the_same_changes(odd: Prompt) -> None:
     assert b"D\trun.sh" in listed
     assert b"M\tdocs/index.md" in listed
     assert b'A\t"bad\\377\\23331m"' in listed
+    fields = odd("diff", "--name-status", "-z").stdout.split(b"\0")
+    assert (b"A", _ODD["not UTF-8"]) in zip(fields[::2], fields[1::2], strict=False)
+    assert len(fields) == 2 * len(listed) + 1
+    odd("diff", "-z", code=2)
     stat = odd("diff", "--stat").stdout.splitlines()
     assert len(stat) == len(listed) + 1
     assert f"{len(listed)} files changed".encode() in stat[-1]

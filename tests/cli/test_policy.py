@@ -23,6 +23,12 @@ def by_itself(cli: Cli, script: str, *arguments: str, code: int = 0) -> dict[str
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
+def refusals(cli: Cli) -> list[str]:
+    told = json.loads(cli("log", "--audit", "--json").stdout)
+    assert all(entry["digest"] for entry in told)
+    return [entry["code"] for entry in told if entry["action"] == "refusal"]
+
+
 def test_what_succeeded_lands_by_itself_and_says_whether_there_was_a_check(cli: Cli, config: Path) -> None:
     done = cli("exec", "--commit", "success", "--", "sh", "-c", "echo 1 > new")
     assert b"1 change landed without a check" in done.stderr
@@ -40,6 +46,7 @@ def test_a_command_or_a_check_that_failed_lands_nothing(cli: Cli, config: Path) 
     told = by_itself(cli, "echo 1 > new", "--check", "false")
     assert told["waits"]["code"] == "check_failed"  # type: ignore[index]
     assert snapshot(cli.workspace) == before
+    assert refusals(cli) == ["check_failed"]
     cli("exec", "--check", "true", "--", "true", code=2)
 
 
@@ -49,6 +56,7 @@ def test_one_risky_path_makes_all_of_it_wait(cli: Cli, config: Path) -> None:
     assert told["waits"]["code"] == "policy_waits"  # type: ignore[index]
     assert told["changes"] == 2
     assert snapshot(cli.workspace) == before
+    assert refusals(cli) == ["policy_waits"]
 
 
 def test_a_persons_rules_ask_deny_and_forbid(cli: Cli, config: Path) -> None:

@@ -140,6 +140,7 @@ def test_a_check_of_part_of_the_changes_sees_exactly_what_would_land(changed: Cl
     assert b"[check_failed]" in refused.stderr
     assert snapshot(changed.workspace) == before
     assert bench.inside() == view
+    assert b"refusal  check_failed" in changed("log", "--audit").stdout
     changed("commit", "--accepted", "--check", seen)
     assert (changed.workspace / "new/file").exists()
     assert not (changed.workspace / "of-the-check").exists()

@@ -41,6 +41,7 @@ def test_a_person_goes_back_and_forth(prompt: Prompt) -> None:
         b"D\tempty",
         b"A\tnew",
     ]
+    assert b"M\0README.md\0" in prompt("diff", "--from", "start", "--name-status", "-z").stdout
     dry = prompt("rewind", "start", "--dry-run").stdout
     assert b"--- a/new" in dry
     assert b"+# project" in dry

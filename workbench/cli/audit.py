@@ -41,6 +41,8 @@ def _lines(record: AuditRecord) -> Iterator[str]:
     yield output.text("  ".join(word for word in words if word))
     if record.message:
         yield f"  {output.text(record.message)}"
+    if record.digest:
+        yield f"  digest {record.digest}"
 
 
 def _counted(kind: str, count: int) -> str:
@@ -49,7 +51,6 @@ def _counted(kind: str, count: int) -> str:
 
 
 def _details(committed: Committed, messages: list[str]) -> Iterator[str]:
-    yield f"  digest {committed.digest}"
     for message in messages:
         yield f"  after {output.text(message)}"
     shown = [change for change in committed.changes if not change.implied]

@@ -131,6 +131,9 @@ def diff(
     name_status: Annotated[
         bool, typer.Option("--name-status", metavar="", help="Letter and name of each file.")
     ] = False,
+    nul: Annotated[
+        bool, typer.Option("-z", metavar="", help="With --name-status: names as they are, each ended by a NUL.")
+    ] = False,
     word_diff: WordDiffOption = False,
     side_by_side: SideBySideOption = False,
     exit_code: Annotated[
@@ -168,6 +171,10 @@ def diff(
         return
     context = Context(workspace, session, json, quiet)
     form = "digest" if digest_only else "stat" if stat else "name-status" if name_status else "patch"
+    if nul and (form != "name-status" or json):
+        raise typer.BadParameter("-z is for --name-status alone.")
+    if nul:
+        form = "name-status -z"
     look = Look.of(words=word_diff, columns=side_by_side)
     if look is not Look.PATCH and (form != "patch" or json or old):
         raise typer.BadParameter("--word-diff and --side-by-side show a full diff of the overlay, for people.")
@@ -205,8 +212,8 @@ async def _diff(
             output.write_json(diff_report(workspace, changes, shown))
         elif form == "stat":
             output.write_patch(rendering.stat(_as_seen(workspace, shown), workspace.lower, workspace.store))
-        elif form == "name-status":
-            output.write_patch(rendering.name_status(_as_seen(workspace, shown)))
+        elif form.startswith("name-status"):
+            output.write_patch(rendering.name_status(_as_seen(workspace, shown), nul=form.endswith("-z")))
         else:
             conflicting = await print_patch(workspace, changes, shown, look, quiet=context.quiet)
             if context.quiet:

@@ -330,8 +330,8 @@ def print_preview(context: Context, preview: Preview, form: str = "patch") -> No
     shown = files or shown
     if form == "stat":
         output.write_patch(rendering.stat(shown, preview.old, preview.new))
-    elif form == "name-status":
-        output.write_patch(rendering.name_status(shown))
+    elif form.startswith("name-status"):
+        output.write_patch(rendering.name_status(shown, nul=form.endswith("-z")))
     else:
         output.write_patch(rendering.unified(shown, preview.old, preview.new, binary=False))
     if not context.quiet:
