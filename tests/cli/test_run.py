@@ -152,6 +152,20 @@ def test_what_succeeded_lands_by_itself_only_if_its_check_passes(
     assert ("changed files stay in the overlay; workbench rewind msg_" in errors) != repairs
 
 
+def test_what_succeeded_lands_by_itself_where_the_persons_policy_for_the_session_says_so(
+    engine: None, project: Path, configured: Any, tmp_path: Path
+) -> None:
+    cli = Cli(project)
+    with StubModelServer(FIX, DONE, BREAK, DONE) as stub:
+        configured(stub)
+        with (tmp_path / "config" / "config.toml").open("a") as file:
+            file.write('[commit]\npolicy = "never"\n[commit.sessions.default]\npolicy = "success"\n')
+        cli("run", "--model", MODEL, "Make the test pass.")
+        assert "a + b" in (project / "sums.py").read_text()
+        cli("run", "--model", MODEL, "--commit", "review", "Do it.", code=7)
+    assert "a + b" in (project / "sums.py").read_text()
+
+
 def test_what_is_risky_waits_whatever_was_asked_for(project: Path, configured: Any) -> None:
     cli = Cli(project)
     hook = StubReply(calls=[StubCall("write_file", {"path": ".envrc", "content": "touch /tmp/hooked\n"})])

@@ -23,6 +23,7 @@ from workbench.cli.options import (
 )
 from workbench.errors import OptionsError
 from workbench.mounting import SandboxOptions
+from workbench.review import policy
 from workbench.review.policy import Mode
 
 ModelOption = Annotated[
@@ -65,14 +66,15 @@ def run(
         str, typer.Option("--check", metavar="CMD", help="A shell command that has to pass, over what would land.")
     ] = "",
     commit: Annotated[
-        Mode,
+        Mode | None,
         typer.Option(
             "--commit",
             metavar="MODE",
             help="review, never, or success, which lands all there is when the run succeeded (and the check passed); what is "
-            "risky, or a rule of yours asks about, waits for a review.",
+            "risky, or a rule of yours asks about, waits for a review. By default the policy of [commit] in your "
+            "configuration, else review.",
         ),
-    ] = Mode.REVIEW,
+    ] = None,
     max_turns: Annotated[
         int, typer.Option("--max-turns", min=1, metavar="N", help="End the run after so many replies of the model.")
     ] = 50,
@@ -147,7 +149,7 @@ def run(
             key_command=key_command,
             continued=continued,
             check=check,
-            commit=commit,
+            commit=commit or policy.load(session).policy,
             max_turns=max_turns,
             budget=budget,
             timeout=timeout,

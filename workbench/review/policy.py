@@ -19,7 +19,7 @@ It's the `[commit]` table of `config.toml` in `$WORKBENCH_CONFIG`, else `$XDG_CO
 
 All conditions of a rule must hold. A session's own rules come before those for all; of several tables whose name fits, the
 one named exactly counts, else the first. What no rule fits is allowed; what is risky is asked for at least, whatever a
-rule says.
+rule says. `success` is for agents' runs that don't say `--commit`: a command lands nothing by itself unless told to.
 """
 
 from __future__ import annotations
