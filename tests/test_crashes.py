@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import workbench.landing as landing_module
@@ -26,6 +27,7 @@ from tests.vfs.test_overlay_kernel import _tree as python_tree
 from tests.waiting import unmount
 from workbench.errors import CommitError
 from workbench.landing import Landing
+from workbench.protocol.commands import Command
 from workbench.review.hunks import named_hunks
 from workbench.review.landed import Committed
 from workbench.vfs.local import LocalStorage
@@ -392,6 +394,22 @@ def test_what_cannot_be_changed_half_way_undoes_the_rest(
     immutable(workspace / what, False)
     bench.commit(crash.digest)
     assert crash.outcome() == "new"
+
+
+def test_a_workspace_that_was_open_while_a_commit_was_killed_recovers_before_it_starts_a_sandbox(
+    bench: Bench, workspace: Path
+) -> None:
+    crash = Crash(bench, workspace)
+    steps = _steps(crash)
+    applied = [number for number, step in enumerate(steps) if step.startswith("applied:")]
+    with contextlib.closing(Workspace.open(bench.workspace)) as opened:
+        with _stepping(kill_at(applied[len(applied) // 2])):
+            assert in_child(lambda: bench.commit(crash.digest)) != 0
+        assert crash.tree() not in (crash.old, crash.new)
+        assert anyio.run(opened.exec, Command(("true",))).exit_code == 0
+        crash.assert_tidy()
+        assert crash.tree() == crash.old
+    assert crash.outcome() == "old"
 
 
 def test_an_undo_that_cannot_be_completed_says_so_to_every_command_and_goes_on_when_it_can(

@@ -922,19 +922,24 @@ class Workspace:
 
     def _complete(self) -> None:
         """Finish what a crash cut short: a commit on its way, or an upper on its way to what it should be."""
-        commits = self._directory.commits
-        if pending(commits):
-            self.recovered = tuple(str(found) for found in recover(self._lower, commits))
+        self._recover()
         if self._is_overlay_incomplete():
             with self._overlay.lock(_LOCK_TIMEOUT_S):
                 self._mounting.unmount_leftovers()
                 self._complete_overlay()
 
+    def _recover(self) -> None:
+        commits = self._directory.commits
+        if pending(commits):
+            self.recovered += tuple(str(found) for found in recover(self._lower, commits))
+
     def _is_overlay_incomplete(self) -> bool:
         return self._mounting.is_restore_pending or self.timeline.is_under_way or self._landing.is_unsettled
 
     def _complete_overlay(self) -> None:
-        """The overlay's part of it; the lock is held, nothing is mounted."""
+        """All of it; the overlay's lock is held, nothing is mounted."""
+        # Another process may have been killed in its commit since this workspace was opened.
+        self._recover()
         self.timeline.complete()
         self._mounting.complete()
         self._landing.settle()
