@@ -124,13 +124,14 @@ class Landing:
 
     @contextlib.contextmanager
     def refusals_noted(self, digest: str) -> Iterator[None]:
-        """Write down in the audit log where the block is refused."""
+        """Write down in the audit log where the block is refused, and for how many paths."""
         try:
             yield
         except CommitError as error:
             if error.code == "nothing_to_commit":
                 raise
-            self.audit.append("refusal", session=self._session, digest=digest, code=error.code)
+            counts = {"path": len(error.paths)} if error.paths else {}
+            self.audit.append("refusal", session=self._session, digest=digest, code=error.code, counts=counts)
             raise
 
     def require_unasked(self, changes: ChangeSet) -> None:

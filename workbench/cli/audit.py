@@ -47,7 +47,7 @@ def _lines(record: AuditRecord) -> Iterator[str]:
 
 def _counted(kind: str, count: int) -> str:
     """`2 files`; what was done to paths, such as `2 added`, has no plural."""
-    return output.count(count, kind) if kind in ("file", "checkpoint") else f"{count:,} {kind}"
+    return output.count(count, kind) if kind in ("file", "path", "checkpoint") else f"{count:,} {kind}"
 
 
 def _details(committed: Committed, messages: list[str]) -> Iterator[str]:
