@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.checkpoints.layers import Operations, Shown, fill
 from tests.trees import snapshot
 from tests.worked import Worked
-from workbench.errors import CheckpointError
+from workbench.errors import CheckpointError, CommitError
 
 SEEDS = st.integers(0, 10**6)
 
@@ -113,6 +113,10 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         before = self.worked.view()
+        if not self.worked.changes().changes:
+            with pytest.raises(CommitError, match="nothing to commit"):
+                self.worked.commit(allow_risky=True)
+            return
         self.worked.commit(allow_risky=True)
         self.commits += 1
         self.real = snapshot(self.worked.workspace)
