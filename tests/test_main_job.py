@@ -365,6 +365,8 @@ def test_nothing_lands_without_having_been_shown(cli: Cli) -> None:
         (("--digest", ""), b"digest_required"),
     ):
         assert b"[" + code + b"]" in cli("commit", *arguments, code=4).stderr
+    audited = [entry["code"] for entry in json.loads(cli("log", "--audit", "--json").stdout)][::-1]
+    assert audited == ["digest_required", "digest_required", "digest_unknown", "digest_unknown", "digest_required"]
     # A part of the changes isn't the whole.
     cli("diff", "new")
     assert b"[digest_required]" in cli("commit", code=4).stderr

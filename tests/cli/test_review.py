@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.bench import Bench
-from tests.conftest import Cli, git_in
+from tests.conftest import ROOT, Cli, git_in
 from tests.sandbox.users import ordinary_user
 from tests.trees import snapshot
 from workbench.review.audit import AuditLog
@@ -174,6 +176,38 @@ def test_a_dry_run_says_what_would_land_or_why_it_cant_and_does_nothing(changed:
     changed("commit", "--accepted", "--dry-run", code=3)
     (changed.workspace / "new").unlink()
     assert snapshot(changed.workspace, times=False) == before
+
+
+# A person who edits, removes and closes what has landed before it's read back.
+EDITING = """
+import os
+from workbench.landing import Landing
+
+def commit(self, *arguments, land=Landing.commit):
+    landed = land(self, *arguments)
+    root = self._directory.root
+    with open(os.path.join(root, b"long.txt"), "a") as file:
+        file.write("more")
+    os.unlink(os.path.join(root, b"new/file"))
+    os.chmod(os.path.join(root, b"new/other"), 0o600)
+    open(os.path.join(root, b"doomed"), "w").close()
+    return landed
+
+Landing.commit = commit
+from workbench.cli.quick import main
+main()
+"""
+
+
+def test_what_is_something_else_by_the_time_it_is_read_back_is_named_and_left_alone(changed: Cli) -> None:
+    argv = [sys.executable, "-c", EDITING, "commit", "-w", str(changed.workspace), "--digest", changed.digest()]
+    done = subprocess.run([*argv, "--allow-risky"], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 1
+    for path in (b"doomed", b"long.txt", b"new/file", b"new/other"):
+        assert b"DIFFERS " + path + b":" in done.stderr
+    assert b"DIFFERS .envrc" not in done.stderr
+    assert (changed.workspace / "long.txt").read_text().endswith("more")
+    assert not (changed.workspace / "new/file").exists()
 
 
 def test_a_commit_is_kept_with_its_message_read_back_and_can_be_reverted(changed: Cli) -> None:

@@ -263,12 +263,14 @@ async def _shown_digest(workspace: Workspace, include: list[str] | None, *, yes:
     if not changes.changes:
         return workspace.reviewed(changes)
     if yes or not sys.stdin.isatty():
-        raise CommitError(
+        refusal = CommitError(
             "Nobody has been shown what would land.",
             code="digest_required",
             hint="Decide with `workbench review`, then `workbench commit --accepted`; or name the digest of all: "
             "workbench commit --digest $(workbench diff --digest-only)",
         )
+        workspace.audit.append("refusal", session=workspace.session, code=refusal.code)
+        raise refusal
     print_stat(workspace, changes)
     if not typer.confirm(f"Commit {output.count(len(changes.shown), 'change')} to the real workspace?", err=True):
         raise typer.Exit(1)
