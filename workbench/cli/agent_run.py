@@ -125,7 +125,7 @@ def run(
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Have an agent work on a task; nothing of the workspace changes, unless you say --commit success.
+    """Have an agent work on a task; nothing of the workspace changes, unless you or your policy say --commit success.
 
     It ends with 0 when it's done and nothing waits, 5 at a limit (turns, budget, time, no progress), 6 where the
     check failed, 7 where the changes wait for your review, 130 after ^C. With --json every event is an object on a line,
