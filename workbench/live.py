@@ -25,7 +25,8 @@ from workbench.vfs import handles, paths
 from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay import Overlay
-from workbench.vfs.session import OverlayDirectory, OverlayLock
+from workbench.vfs.overlay_lock import OverlayLock
+from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.storage import Kind, Stat
 
 T = TypeVar("T")

@@ -39,7 +39,8 @@ from workbench.sandbox.targets import DEFAULT_HOME, target_for
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.vfs import paths
 from workbench.vfs.local import LocalStorage
-from workbench.vfs.session import OverlayDirectory, OverlayLock
+from workbench.vfs.overlay_lock import OverlayLock
+from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.storage import Kind
 from workbench.vfs.upper import LocalUpper
 

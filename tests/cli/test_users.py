@@ -301,7 +301,10 @@ def test_a_sandbox_is_another_users_neither_to_use_nor_to_see(user: OrdinaryUser
 def test_a_killed_keeper_of_an_ordinary_user_leaves_nothing(user: OrdinaryUser, repo: Path) -> None:
     sh(user, repo, "echo kept >new-file")
     keepers = subprocess.run(
-        ["pgrep", "-u", str(user.uid), "-f", "workbench.sandbox.keeper"], capture_output=True, text=True, check=True
+        ["pgrep", "-u", str(user.uid), "-f", "workbench.sandbox.keeper_process"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     (pid,) = map(int, keepers.stdout.split())
     os.kill(pid, 9)

@@ -65,7 +65,10 @@ class Place:
     def is_mounted(self) -> bool:
         for entry in os.listdir("/proc"):
             try:
-                if entry.isdigit() and self.overlay.upper_path in Path(f"/proc/{entry}/mountinfo").read_text():
+                if (
+                    entry.isdigit()
+                    and os.fsencode(self.overlay.upper_path) in Path(f"/proc/{entry}/mountinfo").read_bytes()
+                ):
                     return True
             except OSError:
                 continue

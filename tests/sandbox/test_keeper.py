@@ -22,6 +22,7 @@ from tests.sandbox.supervised import SOURCE, alive, nap, prefix
 from tests.waiting import until
 from workbench.errors import SandboxError, StateError
 from workbench.protocol.commands import Command
+from workbench.protocol.records import MountRecord
 from workbench.sandbox import client as client_module
 from workbench.sandbox import frames, keeper, runtime
 from workbench.sandbox.backend import SandboxSpec
@@ -106,12 +107,12 @@ async def test_clients_that_start_at_once_get_one_keeper(place: Place) -> None:
 async def test_processes_that_start_at_once_get_one_keeper(place: Place) -> None:
     script = f"""
 import anyio
-from workbench.sandbox import keeper
+from workbench.sandbox import keeper_process
 from workbench.sandbox.client import KeeperClient
 from workbench.vfs.session import OverlayDirectory
 async def main():
     overlay = OverlayDirectory.open({place.overlay.path!r})
-    spec = keeper.spec_from_json({json.dumps(_content(place.spec()))!r})
+    spec = keeper_process.spec_from_json({_content(place.spec())!r})
     async with await KeeperClient.ensure(overlay, spec, print) as client:
         print((await client.info()).pid)
 anyio.run(main)
@@ -127,7 +128,7 @@ anyio.run(main)
 def _content(spec: SandboxSpec) -> object:
     from dataclasses import asdict
 
-    return asdict(spec)
+    return json.loads(json.dumps(asdict(spec)))
 
 
 async def test_a_client_that_is_killed_takes_its_commands_along_and_no_others(place: Place) -> None:
@@ -138,6 +139,7 @@ async def test_a_client_that_is_killed_takes_its_commands_along_and_no_others(pl
 import anyio
 from workbench.sandbox.client import KeeperClient
 from workbench.protocol.commands import Command
+from workbench.protocol.records import MountRecord
 async def main():
     async with await KeeperClient.connect({place.overlay.path!r}) as client, client.freeze():
         pass
@@ -446,11 +448,18 @@ async def test_an_engine_that_cannot_be_reached_keeps_the_overlay_locked(
 ) -> None:
     stops: list[int] = []
     monkeypatch.setattr(keeper, "_RETRY_SECONDS", (0.05,))
-    monkeypatch.setattr(keeper, "make_backend", lambda spec: Stubborn(str(place.path / "lower"), stops))
+    stubborn = Stubborn(str(place.path / "lower"), stops)
+    mount = MountRecord(name=stubborn.name, backend=stubborn.kind, boot_id="")
+    place.overlay.save(place.overlay.record().model_copy(update={"mounts": (mount,)}))
+
+    async def mounted() -> int:
+        return place.overlay.tick()
+
     with place.overlay.lock() as lock:
         started = anyio.Event()
+        held = keeper.Keeper(place.overlay.path, lock, place.spec(), stubborn)
         async with anyio.create_task_group() as group:
-            group.start_soon(keeper.Keeper(place.overlay, lock, place.spec(), print).run, started.set)
+            group.start_soon(held.run, print, mounted, started.set)
             await started.wait()
             client = await KeeperClient.connect(place.overlay.path)
             assert client is not None

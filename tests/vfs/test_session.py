@@ -13,6 +13,7 @@ from workbench.errors import OverlayError, StateError
 from workbench.protocol.records import OverlayRecord
 from workbench.vfs import session
 from workbench.vfs.local import LocalStorage
+from workbench.vfs.overlay_lock import OverlayLock
 from workbench.vfs.session import OverlayDirectory, tick
 
 
@@ -131,14 +132,14 @@ def test_an_inherited_lock_is_adopted_and_another_descriptor_is_not(overlay: Ove
     held = overlay.take_lock()
     inherited = os.dup(held.fd)
     held.close()
-    adopted = overlay.adopt_lock(inherited)
+    adopted = OverlayLock.adopt(overlay.path, inherited)
     with pytest.raises(OverlayError):
         overlay.take_lock()
     adopted.close()
     (tmp_path / "file").write_text("")
     fd = os.open(tmp_path / "file", os.O_RDWR)
     with pytest.raises(OverlayError) as caught:
-        overlay.adopt_lock(fd)
+        OverlayLock.adopt(overlay.path, fd)
     assert caught.value.code == "overlay_busy"
     os.close(fd)
 
@@ -147,7 +148,7 @@ def test_a_lock_file_made_anew_locks_in_place_of_the_old_one(overlay: OverlayDir
     old = overlay.take_lock()
     os.unlink(os.path.join(overlay.path, "lock"))
     with overlay.lock(), pytest.raises(OverlayError):
-        overlay.adopt_lock(old.fd)
+        OverlayLock.adopt(overlay.path, old.fd)
     old.close()
 
 

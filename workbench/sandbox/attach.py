@@ -66,6 +66,10 @@ class AttachStream(ByteStream):
         """Close the connection; under `StdinOnce` that ends the container's standard input."""
         await self._stream.aclose()
 
+    def detach(self) -> int:
+        """Let go of the connection, of which nothing was received yet; returns its descriptor."""
+        return self._stream.socket.detach()
+
     def _separate(self, data: bytes) -> None:
         data = self._rest + data
         view = memoryview(data)

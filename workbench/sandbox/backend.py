@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from anyio.abc import ByteStream
 
@@ -99,6 +99,10 @@ class Backend(Protocol):
     kind: str
     """`docker` or `namespace`."""
 
+    def launch(self) -> None:
+        """Begin to start, as far as nothing has to be waited for; `start` goes on from there. Raises as `start`, OSError."""
+        ...
+
     async def start(self, report: Callable[[str], None]) -> ByteStream:
         """Mount, and start the supervisor; `report` hears what takes long, a sentence each.
 
@@ -119,6 +123,25 @@ class Backend(Protocol):
 
         Returns only when nothing is mounted, and the upper layer read out. Raises SandboxError (sandbox_failed) where that
         can't be reached.
+        """
+        ...
+
+
+@runtime_checkable
+class MovableBackend(Backend, Protocol):
+    """One whose sandbox doesn't end with the process that started it, as long as its stream stays open."""
+
+    def hand_over(self) -> tuple[int, ...]:
+        """Let go of what was just started over `mounted` layers: another process goes on with it.
+
+        Returns the descriptors by which that process adopts it, which the caller passes on and closes.
+        """
+        ...
+
+    def adopt(self, descriptors: tuple[int, ...]) -> ByteStream:
+        """Take over what another process has started by the same spec and name; the descriptors are ours from now on.
+
+        Returns the supervisor's stream, as `start` does.
         """
         ...
 

@@ -5,21 +5,16 @@ It stands on the path of every warm command, so it imports nothing heavy; what s
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
-from anyio import to_thread
 
 from workbench.errors import OptionsError, OverlayError, SandboxError
 from workbench.sandbox import frames, runtime
@@ -34,7 +29,8 @@ if TYPE_CHECKING:
     from workbench.sandbox.backend import SandboxSpec
     from workbench.sandbox.egress.options import Egress
     from workbench.sandbox.facts import JobFacts, KeeperInfo
-    from workbench.vfs.session import OverlayDirectory, OverlayLock
+    from workbench.vfs.overlay_lock import OverlayLock
+    from workbench.vfs.session import OverlayDirectory
 
 Report = Callable[[str], None]
 Ask = Callable[[str], Awaitable[str]]
@@ -46,8 +42,6 @@ _GREETING_SECONDS = 10.0
 _ENSURE_SECONDS = 120.0
 _END_SECONDS = 20.0
 _POLL_SECONDS = 0.02
-_LOG_LIMIT = 1 << 20
-_LOG_SHOWN = 2000
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -105,11 +99,13 @@ class KeeperClient(SupervisorConnection):
         keeper's process comes up. Raises SandboxError where the sandbox can't be started, what `prepare` raises, and
         then nothing is left of it.
         """
-        await _start_keeper(overlay, spec, lock.fd, report, prepare)
+        from workbench.sandbox.starting import log_hint, start_keeper
+
+        await start_keeper(overlay, spec, lock.fd, report, prepare)
         client = await cls.connect(overlay.path)
         if client is None:
             raise SandboxError(
-                "The sandbox ended as soon as it had started.", code="keeper_failed", hint=_log_hint(overlay.path)
+                "The sandbox ended as soon as it had started.", code="keeper_failed", hint=log_hint(overlay.path)
             )
         return client
 
@@ -303,100 +299,3 @@ class KeeperClient(SupervisorConnection):
             supervisor = content.get("supervisor")
             self._hello = supervisor if isinstance(supervisor, dict) else {}
         self._greeting = content
-
-
-async def _start_keeper(
-    overlay: OverlayDirectory, spec: SandboxSpec, lock_fd: int, report: Report, prepare: Callable[[], Awaitable[None]]
-) -> None:
-    """Start the process, and wait for its word. Raises SandboxError, and what `prepare` raises."""
-    ready, theirs = os.pipe()
-    # Not a pipe of the process object's: asyncio closes those as soon as the process, which only forks, has ended.
-    orders, ours = os.pipe()
-    try:
-        log = _open_log(overlay.path)
-        try:
-            # Detached in itself: this ends as soon as the keeper proper has been forked.
-            command = [sys.executable, "-P", "-m", "workbench.sandbox.keeper", overlay.path, str(lock_fd), str(theirs)]
-            process = await anyio.open_process(
-                command,
-                stdin=orders,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd="/",
-                env=_environment(),
-                start_new_session=True,
-                pass_fds=(lock_fd, theirs),
-            )
-        finally:
-            os.close(log)
-            os.close(theirs)
-            os.close(orders)
-            theirs = orders = -1
-        async with process:
-            # One that has died says so below, by its silence.
-            with contextlib.suppress(BrokenPipeError):
-                await to_thread.run_sync(os.write, ours, json.dumps(asdict(spec)).encode() + b"\n")
-            try:
-                await prepare()
-            except BaseException:
-                os.close(ours)
-                ours = -1
-                with anyio.CancelScope(shield=True):
-                    # Whoever hears that it failed finds the overlay free.
-                    while await _word(ready):
-                        pass
-                raise
-            with contextlib.suppress(BrokenPipeError):
-                os.write(ours, runtime.START.encode())
-        received = b""
-        while True:
-            data = await _word(ready)
-            *lines, received = (received + data).split(b"\n")
-            for line in lines:
-                content = json.loads(line)
-                if content.get("ready"):
-                    return
-                if "error" in content:
-                    raise frames.failure(json.dumps(content["error"]).encode(), overlay.path)
-                report(content["report"])
-            if not data:
-                raise SandboxError(
-                    f"The sandbox's keeper ended before it was ready: {_log_end(overlay.path)}",
-                    code="keeper_failed",
-                    hint=_log_hint(overlay.path),
-                )
-    finally:
-        for end in (ready, theirs, orders, ours):
-            if end >= 0:
-                os.close(end)
-
-
-async def _word(ready: int) -> bytes:
-    await anyio.wait_readable(ready)
-    return os.read(ready, 65536)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the directory that this package was imported from: it may not be installed."""
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _open_log(overlay_path: str) -> int:
-    path = os.path.join(overlay_path, runtime.LOG)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    if os.fstat(log).st_size > _LOG_LIMIT:
-        os.ftruncate(log, 0)
-    return log
-
-
-def _log_end(overlay_path: str) -> str:
-    with open(os.path.join(overlay_path, runtime.LOG), "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_SHOWN))
-        lines = file.read().decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
-
-
-def _log_hint(overlay_path: str) -> str:
-    return f"{os.path.join(overlay_path, runtime.LOG)} says more."

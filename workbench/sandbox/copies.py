@@ -24,7 +24,7 @@ import anyio.to_thread
 from workbench.errors import SandboxError
 from workbench.sandbox.attach import AttachStream
 from workbench.sandbox.backend import OverlayMount
-from workbench.sandbox.bootstrap import loader
+from workbench.sandbox.bootstrap import Program
 from workbench.sandbox.engine import Engine
 from workbench.sandbox.tree_packer import Packer
 from workbench.sandbox.tree_stream import FRAME, FrameReader, FrameWriter
@@ -232,22 +232,22 @@ class Copies:
         ]
 
     async def _start(self) -> None:
-        source = program().encode()
+        source = Program(program().encode())
         await anyio.to_thread.run_sync(self._create, source)
         self._stream = await self._engine.attach(self._container)
         self._received.clear()
         await anyio.to_thread.run_sync(self._engine.call, "POST", f"/containers/{self._container}/start")
-        await self._send(source)
+        await self._send(source.sent)
 
     @property
     def _container(self) -> str:
         return f"{self._name}-copier"
 
-    def _create(self, source: bytes) -> None:
+    def _create(self, source: Program) -> None:
         binds = []
         for number, (lower, upper) in enumerate(self._volumes()):
             binds += [f"{lower}:{_AT}/{number}/lower:rw,nocopy", f"{upper}:{_AT}/{number}/upper:rw,nocopy"]
-        argv = loader(source, (), {"NOFILE": _OPEN_FILES})
+        argv = source.loader((), {"NOFILE": _OPEN_FILES})
         body = {
             "Image": self._image,
             "User": "0:0",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,11 @@ from workbench.errors import SandboxError
 from workbench.sandbox import images
 from workbench.sandbox.attach import AttachStream
 from workbench.sandbox.backend import OverlayMount, SandboxSpec, lost
-from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
+from workbench.sandbox.bootstrap import Program, supervisor, supervisor_arguments
 from workbench.sandbox.copies import Copies, upper_volume
 from workbench.sandbox.engine import Engine, EngineRefusedError
 from workbench.sandbox.targets import EGRESS_TARGET, bind_target, home_of, mount_options
+from workbench.sandbox.unix_stream import UnixStream
 
 LABEL = "workbench"
 """On every container and volume that is ours, with the value `1`."""
@@ -39,13 +41,16 @@ class DockerBackend:
 
     kind = "docker"
 
-    def __init__(self, spec: SandboxSpec, *, engine: Engine | None = None, source: bytes | None = None) -> None:
+    def __init__(
+        self, spec: SandboxSpec, *, engine: Engine | None = None, source: bytes | None = None, name: str = ""
+    ) -> None:
         """Args:
         spec: what to start.
         engine: found by environment and docker context, when it is first needed, where it isn't given.
         source: a Python program to run in the supervisor's place.
+        name: of the container and its volumes, made by chance where it isn't given.
         """
-        self.name = f"workbench-{secrets.token_hex(8)}"
+        self.name = name or f"workbench-{secrets.token_hex(8)}"
         self.warnings: tuple[str, ...] = ()
         """What the engine said it won't enforce, known after `start`."""
         self._spec = spec
@@ -61,6 +66,9 @@ class DockerBackend:
         """The end of what PID 1 wrote to its standard error, for messages about a sandbox that was lost."""
         return self._stream.stderr if self._stream else b""
 
+    def launch(self) -> None:
+        """Nothing: it's the engine that all the time goes by with."""
+
     async def start(self, report: Callable[[str], None]) -> ByteStream:
         """Make the volumes and the container, attach, start, and hand the supervisor its source.
 
@@ -71,7 +79,7 @@ class DockerBackend:
         sandbox_failed) and OptionsError, with nothing left behind; SandboxError (sandbox_lost) where the engine can't
         confirm that.
         """
-        source = supervisor_source() if self._source is None else self._source
+        program = supervisor() if self._source is None else Program(self._source)
         try:
             engine, image = await anyio.to_thread.run_sync(self._find, report)
             mounts = self._spec.mounts
@@ -80,11 +88,11 @@ class DockerBackend:
                 merged = self._spec.sharing == "plain"
                 self._copies = Copies(engine, self.name, image, self._labels, mounts, merged=merged)
                 mounts = await self._copies.fill(report)
-            await anyio.to_thread.run_sync(self._create, engine, image, mounts, source, report)
+            await anyio.to_thread.run_sync(self._create, engine, image, mounts, program, report)
             self._changes_copies = True
             self._stream = await engine.attach(self.name)
             await anyio.to_thread.run_sync(self._run, engine)
-            await self._stream.send(source)
+            await self._stream.send(program.sent)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             await self._undo()
             said = self.stderr.decode("utf-8", "replace").strip()
@@ -96,6 +104,21 @@ class DockerBackend:
         except BaseException:
             await self._undo()
             raise
+        return self._stream
+
+    def hand_over(self) -> tuple[int, ...]:
+        """The container's stream, of which nothing was read yet; this backend has nothing to do with it any more."""
+        assert self._stream is not None
+        descriptor = self._stream.detach()
+        self._stream, self._created = None, False
+        return (descriptor,)
+
+    def adopt(self, descriptors: tuple[int, ...]) -> ByteStream:
+        """Go on with a container that another process has started by this name."""
+        (descriptor,) = descriptors
+        self._engine = self._engine or Engine()
+        self._created = True
+        self._stream = AttachStream(UnixStream(socket.socket(fileno=descriptor)))
         return self._stream
 
     async def read_out(self, *, whole: bool = False) -> None:
@@ -155,7 +178,7 @@ class DockerBackend:
         engine: Engine,
         image: str,
         mounts: tuple[OverlayMount, ...],
-        source: bytes,
+        program: Program,
         report: Callable[[str], None],
     ) -> None:
         labels = self._labels
@@ -168,7 +191,7 @@ class DockerBackend:
         if "memory" in ignored:
             # That of each process for itself is what can be had without control groups.
             limits["DATA"] = asked.memory_bytes
-        argv = loader(source, supervisor_arguments(self._spec), limits)
+        argv = program.loader(supervisor_arguments(self._spec), limits)
         body = self._container(image, argv, labels, engine)
         answer = engine.call("POST", "/containers/create", {"name": self.name}, body)
         self.warnings = tuple(f"the engine doesn't enforce the limit on {limit}" for limit in ignored)

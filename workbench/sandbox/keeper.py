@@ -1,16 +1,15 @@
 """The keeper: one process per live sandbox, which holds the overlay's lock and owns the sandbox.
 
-`python -m workbench.sandbox.keeper OVERLAY LOCK_FD READY_FD`. On standard input comes the spec as a line of JSON and,
-once a mount may begin, the line `start`; without that nothing is mounted. To READY_FD it writes lines of JSON: `{"report":
-sentence}` while it starts, then `{"ready": true}` or `{"error": …}`. Clients talk to it over a Unix socket in the frames
-of `frames.py`. It passes their requests on to the supervisor under ids of its own and the answers back, and looks at
-little else. Credit goes from end to end: a client that doesn't read holds up only itself.
+Clients talk to it over a Unix socket in the frames of `frames.py`. It passes their requests on to the supervisor under ids
+of its own and the answers back, and looks at little else. Credit goes from end to end: a client that doesn't read holds up
+only itself. It's between a command and its first answer, so it imports nothing heavy until it serves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -18,25 +17,23 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
-import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import ByteStream, TaskGroup
 
-from workbench.errors import OptionsError, SandboxError, StateError, WorkbenchError
-from workbench.protocol.records import MountRecord
+from workbench.errors import SandboxError, StateError, WorkbenchError
 from workbench.sandbox import disk, frames, runtime
-from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
-from workbench.sandbox.backends import make_backend
+from workbench.sandbox.backend import Backend, MovableBackend, SandboxSpec
 from workbench.sandbox.background import Follower
 from workbench.sandbox.bootstrap import jobs_at_once
 from workbench.sandbox.named_jobs import MOST_LISTED, NamedJobs
 from workbench.sandbox.routes import Client, Route
-from workbench.vfs.session import OverlayDirectory, OverlayLock
+from workbench.vfs.overlay_lock import OverlayLock
 
 if TYPE_CHECKING:
     from workbench.sandbox.egress.allowances import Allowances
@@ -55,15 +52,6 @@ _CHANGING = (frames.RUN, frames.WRITE, frames.EDIT, frames.FREEZE)
 
 _RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 _READ_SIZE = 256 << 10
-
-
-def spec_from_json(text: str) -> SandboxSpec:
-    """The other way round of `json.dumps(dataclasses.asdict(spec))`. Raises ValueError, KeyError, TypeError."""
-    content: dict[str, Any] = json.loads(text)
-    content["mounts"] = tuple(OverlayMount(**mount) for mount in content["mounts"])
-    content["groups"] = tuple(content["groups"])
-    content["limits"] = Limits(**content["limits"])
-    return SandboxSpec(**content)
 
 
 _WRITING = (frames.RUN, frames.WRITE, frames.EDIT)
@@ -121,15 +109,12 @@ class _Client(asyncio.Protocol):
 class Keeper:
     """A sandbox from its mount to its unmount, and everybody who uses it."""
 
-    def __init__(
-        self, overlay: OverlayDirectory, lock: OverlayLock, spec: SandboxSpec, report: Callable[[str], None]
-    ) -> None:
-        """`lock` is the overlay's, held; `report` hears what takes long while it starts. Raises SandboxError."""
-        self._overlay = overlay
+    def __init__(self, overlay_path: str, lock: OverlayLock, spec: SandboxSpec, backend: Backend) -> None:
+        """`lock` is the overlay's, held; `backend` is one of the spec's."""
+        self._overlay_path = overlay_path
         self._lock = lock
         self._spec = spec
-        self._report = report
-        self._backend = make_backend(spec)
+        self._backend = backend
         self._started = time.monotonic()
         self._decoder = frames.FrameDecoder()
         self._hello: frames.Json = {}
@@ -164,28 +149,30 @@ class Keeper:
         self._group: TaskGroup | None = None
         self._allowances: Allowances | None = None
 
-    async def run(self, ready: Callable[[], None]) -> None:
-        """Start, call `ready`, serve until there's a reason to end, end. Raises SandboxError where it can't start."""
+    async def run(
+        self,
+        report: Callable[[str], None],
+        mounted: Callable[[], Awaitable[int]],
+        ready: Callable[[], None],
+        handed: tuple[int, ...] = (),
+    ) -> None:
+        """Start, serve until there's a reason to end, end.
+
+        Args:
+            report: hears what takes long while it starts.
+            mounted: called once the sandbox answers; returns the mount's epoch, which it has written down.
+            ready: called as soon as clients may come.
+            handed: descriptors of a sandbox that runs already.
+
+        Raises SandboxError, OptionsError, OSError where it can't start; nothing is left mounted then.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._end, "stop")
-        if self._spec.egress_path:
-            _empty_directory(self._spec.egress_path)
-        backend = self._backend
-        self._record(self._mount())
-        if self._copied:
-            # What the sandbox sees is what stood there when it was copied.
-            self._epoch_ns = self._overlay.tick()
         try:
-            stream = await backend.start(self._report)
-        except BaseException as error:
-            if isinstance(error, SandboxError) and error.code == "sandbox_lost":
-                await self._unmount()
-            # Nothing is left mounted, and nothing was ever touched.
-            self._record(None)
-            raise
-        try:
+            stream = await self._begin(report, handed)
             await self._greet_sandbox(stream)
+            self._epoch_ns = await mounted()
             await self._listen()
         except BaseException:
             await self._unmount()
@@ -220,7 +207,7 @@ class Keeper:
             "-m",
             "workbench.sandbox.watch",
             self._spec.mounts[0].lower,
-            self._overlay.path,
+            self._overlay_path,
             str(self._epoch_ns),
             str(os.getpid()),
         ]
@@ -233,20 +220,15 @@ class Keeper:
             with anyio.CancelScope(shield=True):
                 await watcher.aclose()
 
-    def _record(self, mount: MountRecord | None) -> None:
-        """Set what overlay.json says of our mount; None forgets it."""
-        record = self._overlay.record()
-        others = tuple(other for other in record.mounts if other.name != self._backend.name)
-        self._overlay.save(record.model_copy(update={"mounts": (*others, mount) if mount else others}))
+    async def _begin(self, report: Callable[[str], None], handed: tuple[int, ...]) -> ByteStream:
+        if handed:
+            assert isinstance(self._backend, MovableBackend)
+            return self._backend.adopt(handed)
+        return await self._backend.start(report)
 
     @property
     def _copied(self) -> bool:
         return self._spec.sharing != "mounted"
-
-    def _mount(self) -> MountRecord:
-        assert self._backend is not None
-        name, kind = self._backend.name, self._backend.kind
-        return MountRecord(name=name, backend=kind, boot_id=_boot_id(), copied=self._copied)
 
     async def _greet_sandbox(self, stream: ByteStream) -> None:
         with anyio.move_on_after(_HELLO_SECONDS):
@@ -264,19 +246,15 @@ class Keeper:
             raise frames.lost(f"it said nothing for {_HELLO_SECONDS:.0f} seconds")
         if frames.number(self._hello, "protocol") != frames.PROTOCOL:
             raise frames.lost("its supervisor is of another version")
-        if not self._copied:
-            self._epoch_ns = self._overlay.tick()
-        offset = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._record(self._mount().model_copy(update={"epoch_ns": self._epoch_ns, "clock_offset_ns": offset}))
 
     async def _listen(self) -> None:
-        path = runtime.socket_path(self._overlay.path)
+        path = runtime.socket_path(self._overlay_path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: _Client(self), path)
         self._socket = path
-        runtime.publish_socket(self._overlay.path, path)
+        runtime.publish_socket(self._overlay_path, path)
 
     # The supervisor's stream
 
@@ -498,12 +476,14 @@ class Keeper:
     def _allow(self, client: _Client, number: int, content: frames.Json) -> None:
         from workbench.sandbox.egress.allowances import Allowances
         from workbench.sandbox.egress.gateway import SocketDirectory
+        from workbench.vfs.session import OverlayDirectory
 
         assert self._group is not None
         if self._allowances is None:
             path = self._spec.egress_path
             directory = SocketDirectory(path, self._spec.uid) if path else None
-            self._allowances = Allowances(self, self._overlay, directory, self._group)
+            overlay = OverlayDirectory.open(self._overlay_path)
+            self._allowances = Allowances(self, overlay, directory, self._group)
         self._allowances.allow(client, number, content)
 
     def begin(self, kind: bytes, payload: bytes, receiver: Callable[[bytes, bytes], None]) -> int:
@@ -597,7 +577,7 @@ class Keeper:
         # From here on whoever comes finds no keeper, and waits for the lock.
         if self._server is not None:
             self._server.close()
-        runtime.forget_socket(self._overlay.path)
+        runtime.forget_socket(self._overlay_path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket)
         # Nobody else makes it while we hold the lock; it isn't empty where somebody left something there.
@@ -618,6 +598,8 @@ class Keeper:
 
     async def _unmount(self) -> None:
         """Have the backend remove everything, however long the engine can't be reached; until then the lock is held."""
+        # What is needed to write that down takes as long to import as a sandbox to end.
+        threading.Thread(target=importlib.import_module, args=("workbench.vfs.session",), daemon=True).start()
         for attempt in range(sys.maxsize):
             try:
                 await self._backend.stop()
@@ -632,12 +614,18 @@ class Keeper:
             await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
         # Where this can't be written down, who takes the lock next asks the engine once more.
         with contextlib.suppress(StateError, OSError):
-            record = self._overlay.record()
-            mounts = tuple(
-                mount.model_copy(update={"live": False}) if mount.name == self._backend.name else mount
-                for mount in record.mounts
-            )
-            self._overlay.save(record.model_copy(update={"mounts": mounts}))
+            self._note_unmounted()
+
+    def _note_unmounted(self) -> None:
+        from workbench.vfs.session import OverlayDirectory
+
+        overlay = OverlayDirectory.open(self._overlay_path)
+        record = overlay.record()
+        mounts = tuple(
+            mount.model_copy(update={"live": False}) if mount.name == self._backend.name else mount
+            for mount in record.mounts
+        )
+        overlay.save(record.model_copy(update={"mounts": mounts}))
 
     def _leave(self) -> None:
         """Free the lock, and only then say that it's done."""
@@ -661,67 +649,3 @@ def _note(line: str) -> None:
 def _is_mapped(kind: bytes, payload: bytes) -> bool:
     # Then a file may have changed without a trace in its times.
     return kind == frames.RESULT and frames.parse(payload).get("mapped") is True
-
-
-def _empty_directory(path: str) -> None:
-    """Make the directory of egress sockets, without what a killed keeper left there. Raises OSError."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
-    # Whoever the commands are, inside; outside it lies in a directory that is closed to others.
-    os.chmod(path, 0o711)
-    for name in os.listdir(path):
-        os.unlink(os.path.join(path, name))
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
-
-
-def main() -> None:
-    """Run as the module's docstring says; returns when the sandbox is gone."""
-    path, lock_fd, ready_fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    os.set_inheritable(ready_fd, False)
-    text = sys.stdin.readline()
-    # Nobody's child: whoever started us needn't wait for our end.
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-
-    def tell(content: frames.Json) -> None:
-        # Who started us may be gone; the sandbox is there for the next one.
-        with contextlib.suppress(BrokenPipeError):
-            os.write(ready_fd, json.dumps(content).encode() + b"\n")
-
-    def ready() -> None:
-        tell({"ready": True})
-        os.close(ready_fd)
-
-    async def keep() -> None:
-        overlay = OverlayDirectory.open(path)
-        lock = overlay.adopt_lock(lock_fd)
-        try:
-            keeper = Keeper(overlay, lock, spec_from_json(text), lambda sentence: tell({"report": sentence}))
-            # Whoever started us has had things to do while we came up, or has failed.
-            if sys.stdin.readline() == runtime.START:
-                os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
-                await keeper.run(ready)
-        finally:
-            # Whoever hears that it failed finds the overlay free.
-            lock.close()
-
-    try:
-        anyio.run(keep, backend="asyncio")
-    except (WorkbenchError, OSError) as error:
-        traceback.print_exc()
-        if isinstance(error, (SandboxError, OptionsError)):
-            content = frames.failure_content(error)
-        else:
-            content = frames.failure_content(SandboxError(str(error), code="keeper_failed"))
-        with contextlib.suppress(OSError):
-            tell({"error": content})
-        raise SystemExit(1) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from workbench.errors import SandboxError
 
-_MODULE = b"workbench.sandbox.keeper"
+_MODULE = b"workbench.sandbox.keeper_process"
 _SECONDS = 30.0
 
 

@@ -26,7 +26,7 @@ from anyio.abc import ByteStream
 from workbench.errors import OptionsError, SandboxError
 from workbench.sandbox import cgroups, namespace_root
 from workbench.sandbox.backend import SandboxSpec, lost
-from workbench.sandbox.bootstrap import loader, supervisor_arguments, supervisor_source
+from workbench.sandbox.bootstrap import Program, supervisor, supervisor_arguments
 from workbench.sandbox.targets import mount_options
 from workbench.sandbox.unix_stream import UnixStream
 
@@ -145,11 +145,15 @@ class NamespaceBackend:
 
     kind = "namespace"
 
-    def __init__(self, spec: SandboxSpec, *, source: bytes | None = None) -> None:
-        """`source`: a Python program to run in the supervisor's place."""
-        self.name = f"workbench-{secrets.token_hex(8)}"
+    def __init__(self, spec: SandboxSpec, *, source: bytes | None = None, name: str = "") -> None:
+        """Args:
+        spec: what to start.
+        source: a Python program to run in the supervisor's place.
+        name: of the mount, made by chance where it isn't given.
+        """
+        self.name = name or f"workbench-{secrets.token_hex(8)}"
         self._spec = spec
-        self._source = source
+        self._program = supervisor() if source is None else Program(source)
         self._process: subprocess.Popen[bytes] | None = None
         self._stream: NamespaceStream | None = None
         self._group = cgroups.ControlGroup()
@@ -158,6 +162,15 @@ class NamespaceBackend:
     def stderr(self) -> bytes:
         """The end of what PID 1 wrote to its standard error, for messages about a sandbox that was lost."""
         return self._stream.stderr if self._stream else b""
+
+    def launch(self) -> None:
+        """Have the processes begin that mount and confine. Raises OptionsError, SandboxError, OSError."""
+        self._group = cgroups.make(self.name, self._spec.limits)
+        try:
+            self._spawn()
+        except BaseException:
+            cgroups.remove(self.name, self._group)
+            raise
 
     async def start(self, report: Callable[[str], None]) -> ByteStream:
         """Mount, confine, hand the supervisor its source, and wait until it writes something.
@@ -168,18 +181,19 @@ class NamespaceBackend:
         Returns the stream to the supervisor. Raises SandboxError (backend_unavailable, sandbox_failed) and
         OptionsError, with nothing left behind; SandboxError (sandbox_lost) where that can't be reached.
         """
-        source = supervisor_source() if self._source is None else self._source
         try:
-            self._group = cgroups.make(self.name, self._spec.limits)
+            if self._process is None:
+                self.launch()
             try:
-                stream = await self._begin(source)
+                stream = await self._begin()
             except _ENDED:
                 if _NOT_JOINED.encode() not in self.stderr:
                     raise
                 # There are places where a group can be made, and nobody may be moved into it.
                 await self.stop()
                 self._group = cgroups.ControlGroup()
-                stream = await self._begin(source)
+                self._spawn()
+                stream = await self._begin()
         except _ENDED as error:
             said = self.stderr.decode("utf-8", "replace").strip()
             await self._undo()
@@ -217,13 +231,13 @@ class NamespaceBackend:
         except SandboxError as error:
             raise lost(error) from error
 
-    async def _begin(self, source: bytes) -> NamespaceStream:
-        stream = self._stream = await self._spawn(source)
-        await stream.send(source)
-        await stream.first()
-        return stream
+    async def _begin(self) -> NamespaceStream:
+        assert self._stream is not None
+        await self._stream.send(self._program.sent)
+        await self._stream.first()
+        return self._stream
 
-    async def _spawn(self, source: bytes) -> NamespaceStream:
+    def _spawn(self) -> None:
         tools = {tool: _tool(tool, package) for tool, package in _TOOLS.items()}
         options = [mount_options(mount)["o"] for mount in self._spec.mounts]
         command = [tools["unshare"], "--mount" if os.geteuid() == 0 else "-Urm", "--"]
@@ -241,7 +255,7 @@ class NamespaceBackend:
         with contextlib.ExitStack() as stack:
             confined, files = self._confined(stack)
             command += confined
-            command += loader(source, supervisor_arguments(self._spec), limits)
+            command += self._program.loader(supervisor_arguments(self._spec), limits)
             ours, theirs = socket.socketpair()
             stack.callback(theirs.close)
             stack.callback(ours.close)
@@ -258,8 +272,7 @@ class NamespaceBackend:
                 cwd="/",
                 start_new_session=True,
             )
-            kept = ours.dup()
-        return NamespaceStream(UnixStream(kept), errors)
+            self._stream = NamespaceStream(UnixStream(ours.dup()), errors)
 
     def _confined(self, stack: contextlib.ExitStack) -> tuple[list[str], list[int]]:
         """What goes before the command that is to be confined, and the descriptors that it needs."""

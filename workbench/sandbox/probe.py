@@ -25,7 +25,8 @@ from workbench.sandbox.engine import Engine, EngineInfo
 from workbench.sandbox.leftovers import OVERLAY_LABEL, remove_tree
 from workbench.sandbox.namespace import NamespaceBackend
 from workbench.sandbox.targets import FALLBACK
-from workbench.vfs.session import OverlayDirectory, OverlayLock
+from workbench.vfs.overlay_lock import OverlayLock
+from workbench.vfs.session import OverlayDirectory
 from workbench.vfs.statefile import read_json, write_json
 
 _VERSION = 2

@@ -14,8 +14,6 @@ from workbench.errors import StateError
 
 LINK = "keeper"
 LOG = "keeper.log"
-START = "start\n"
-"""What a new keeper is told once it may mount."""
 
 _SOCKET = "socket"
 

@@ -14,7 +14,7 @@ import anyio
 from workbench.errors import OptionsError, SandboxError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox import frames
-from workbench.sandbox.bootstrap import loader
+from workbench.sandbox.bootstrap import Program
 from workbench.sandbox.connection import SupervisorConnection
 from workbench.sandbox.job import Job, OutputCallback
 
@@ -82,11 +82,11 @@ class ShellSession:
         shell: str = "",
     ) -> ShellSession:
         """Start one: `shell` by its name, else bash, or sh where there is none. Raises as `SupervisorConnection.spawn`."""
-        source = Path(__file__).with_name("shell_driver.py").read_bytes()
-        argv = loader(source, (shell,) if shell else _SHELLS, {})
+        driver = Program(Path(__file__).with_name("shell_driver.py").read_bytes())
+        argv = driver.loader((shell,) if shell else _SHELLS, {})
         command = Command(tuple(argv), cwd=cwd, environment=environment or {}, stdin=True, label="shell session")
         session = cls(connection, await connection.spawn(command))
-        await session._job.send_input(source)
+        await session._job.send_input(driver.sent)
         return session
 
     async def __aenter__(self) -> Self:

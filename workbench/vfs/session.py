@@ -10,12 +10,12 @@ import stat as stat_module
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from workbench.errors import OverlayError, StateError
 from workbench.protocol.records import MountRecord, OverlayRecord
-from workbench.vfs import paths
+from workbench.vfs import overlay_lock, paths
 from workbench.vfs.local import LocalStorage
+from workbench.vfs.overlay_lock import OverlayLock
 from workbench.vfs.statefile import read_json, write_json
 from workbench.vfs.upper import LocalUpper
 
@@ -35,23 +35,6 @@ def scratch_name(is_taken: Callable[[bytes], bool]) -> bytes:
     return next((name for name in names if not is_taken(name)), names[-1])
 
 
-@dataclass(slots=True)
-class OverlayLock:
-    """A held lock of an overlay. Its holder alone mounts, sweeps, and writes the upper layer or the record.
-
-    `fd` may be passed to a child (`pass_fds`), which then holds the lock too: it's free when the last one is closed.
-    """
-
-    fd: int
-
-    def close(self) -> None:
-        """Let go, as far as this process is concerned; safe to call again."""
-        # Never LOCK_UN: that would take the lock away from a child that inherited it.
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
 class OverlayDirectory:
     """`overlays/<session>/` on disk: `overlay.json`, `upper/`, `work/` and `lock`. Holds no descriptor."""
 
@@ -60,7 +43,7 @@ class OverlayDirectory:
         self.path = path
         self.upper_path = os.path.join(path, "upper")
         self.work_path = os.path.join(path, "work")
-        self._lock_path = os.path.join(path, "lock")
+        self._lock_path = os.path.join(path, overlay_lock.NAME)
         self._record_path = os.path.join(path, _RECORD)
 
     @classmethod
@@ -160,44 +143,17 @@ class OverlayDirectory:
             os.close(fd)
         return False
 
-    def adopt_lock(self, fd: int) -> OverlayLock:
-        """Take over a lock that was inherited as descriptor `fd`.
-
-        Raises OverlayError (overlay_busy) where `fd` isn't this overlay's lock or another holds it, OSError.
-        """
-        if not self._lock(fd):
-            raise OverlayError(
-                f"Descriptor {fd} doesn't hold the lock of the overlay at {paths.display(os.fsencode(self.path))}.",
-                code="overlay_busy",
-                hint="Pass the descriptor of a held lock to the child.",
-            )
-        os.set_inheritable(fd, False)
-        return OverlayLock(fd)
-
     def _try_lock(self) -> OverlayLock | None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._lock_path, flags, 0o600)
         try:
-            if self._lock(fd):
+            if overlay_lock.take(self._lock_path, fd):
                 return OverlayLock(fd)
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)
         return None
-
-    def _lock(self, fd: int) -> bool:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        # A lock file that was removed, or made anew, since it was opened locks nothing.
-        ours = os.fstat(fd)
-        try:
-            there = os.stat(self._lock_path, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
     def adopt_root(self, lower: LocalStorage) -> OverlayRecord:
         """Give the upper's root the mode, group, owner (where permitted) and ACLs of the lower's: it's what's shown.
