@@ -412,6 +412,29 @@ def test_a_workspace_that_was_open_while_a_commit_was_killed_recovers_before_it_
     assert crash.outcome() == "old"
 
 
+def test_a_sandbox_that_is_warm_while_another_sessions_commit_is_killed_recovers_before_its_next_command(
+    bench: Bench, workspace: Path
+) -> None:
+    crash = Crash(bench, workspace)
+    steps = _steps(crash)
+    applied = [number for number, step in enumerate(steps) if step.startswith("applied:")]
+    look = Command(("sh", "-c", "cat README.md; ls"), output_limit=1 << 16)
+
+    with contextlib.closing(Workspace.open(bench.workspace, session="other")) as opened:
+        before = anyio.run(opened.exec, look)
+        # So that it stays mounted whatever changes under it.
+        anyio.run(opened.start_job, Command(("sleep", "1000")))
+        with _stepping(kill_at(applied[len(applied) // 2])):
+            assert in_child(lambda: bench.commit(crash.digest)) != 0
+        assert crash.tree() not in (crash.old, crash.new)
+        assert anyio.run(opened.exec, look).stdout == before.stdout
+        assert len(opened.recovered) == 1
+        crash.assert_tidy()
+        assert crash.tree() == crash.old
+        anyio.run(opened.stop)
+    assert crash.outcome() == "old"
+
+
 def test_an_undo_that_cannot_be_completed_says_so_to_every_command_and_goes_on_when_it_can(
     bench: Bench, workspace: Path, immutable: Callable[[Path, bool], None]
 ) -> None:

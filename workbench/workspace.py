@@ -47,6 +47,7 @@ from workbench.searching import GrepOptions, Searching
 from workbench.state import StateDirectory, WorkspaceDirectory
 from workbench.timeline import Journey, Preview, Target, Timeline
 from workbench.vfs import paths, search
+from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.listing import Listed, listing
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.merged import MergedView
@@ -345,6 +346,9 @@ class Workspace:
         where nothing runs in it. Raises as `exec`, and SandboxError (sandbox_busy) where something runs in one of another kind.
         """
         self._mounting.require_commands()
+        if pending(self._directory.commits):
+            # Another process was killed in its commit since we opened: nobody is to work on half of that.
+            await to_thread.run_sync(self._recover)
         client = await KeeperClient.connect(self._overlay.path)
         if client is None:
             return await self._mounting.start(report, self._complete_overlay)
@@ -932,6 +936,9 @@ class Workspace:
         commits = self._directory.commits
         if pending(commits):
             self.recovered += tuple(str(found) for found in recover(self._lower, commits))
+            # What is mounted, for whichever session, may show what stood there meanwhile.
+            for session in self._directory.sessions():
+                mark_changed(self._directory.overlay_path(session))
 
     def _is_overlay_incomplete(self) -> bool:
         return self._mounting.is_restore_pending or self.timeline.is_under_way or self._landing.is_unsettled
