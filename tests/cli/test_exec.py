@@ -185,6 +185,35 @@ def test_a_reader_that_leaves_ends_the_command_as_a_closed_pipe_does(prompt: Pro
     assert processes(prompt, "yes") == 0
 
 
+@pytest.mark.parametrize("how", [(), ("--timeout", "100"), ("--json",)], ids=["warm", "with options", "as JSON"])
+def test_output_that_cannot_be_written_is_an_error_of_its_own_and_the_command_goes_on_to_its_end(
+    prompt: Prompt, how: tuple[str, ...]
+) -> None:
+    prompt("exec", "--", "true")
+    for script, code in (("yes | head -c 300000; echo done > done; echo told >&2", 1), ("echo more; exit 3", 3)):
+        done = _onto_a_full_disk(prompt, "exec", *how, "--", "sh", "-c", script)
+        assert done.returncode == code
+        assert b"standard output can't be written to: No space left on device" in done.stderr
+        assert f"itself ended with exit code {code if code == 3 else 0}".encode() in done.stderr
+        assert b"Traceback" not in done.stderr
+        assert (b"told" in done.stderr) == (code == 1 and "--json" not in how)
+    assert prompt("exec", "--", "cat", "done").stdout == b"done\n"
+
+
+@pytest.mark.parametrize("command", ["status", "--version"])
+def test_a_report_that_cannot_be_written_is_an_error(prompt: Prompt, command: str) -> None:
+    done = _onto_a_full_disk(prompt, command)
+    assert done.returncode == 1
+    assert b"no room on the disk" in done.stderr or b"No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def _onto_a_full_disk(prompt: Prompt, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command, environment = prompt.argv(*arguments), prompt.environment
+    with open("/dev/full", "wb") as full:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, env=environment)
+
+
 def test_a_reader_that_reads_no_more_doesnt_keep_the_command_from_being_ended(prompt: Prompt) -> None:
     with prompt.start("--", "yes") as process:
         assert process.stdout is not None

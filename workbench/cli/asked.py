@@ -20,6 +20,10 @@ LAST_OUTPUT_S = 5.0
 """How long the last output of a command that was told to end is waited for."""
 
 
+_unwritten: dict[int, OSError] = {}
+"""Why no more of what the command writes goes to our standard output or error: there is one command in a process."""
+
+
 def wants_tty(said: bool | None) -> bool:
     """Whether a command gets a terminal: what was said, else where standard input and output are one."""
     return said if said is not None else sys.stdin.isatty() and sys.stdout.isatty()
@@ -64,13 +68,28 @@ def say_stopping(others: int) -> None:
     output.say(f"stopping the command{';' if others else ''} {what}")
 
 
+def is_written(fd: int) -> bool:
+    """Whether all that the command wrote went to a standard stream of ours."""
+    return fd not in _unwritten
+
+
+def cannot_write(fd: int, error: OSError) -> None:
+    """From here on a standard stream of ours takes nothing; the command, whose work it isn't to blame for, goes on."""
+    _unwritten[fd] = error
+
+
 def exit_code(result: CommandResult) -> int:
-    """What this process ends with: the command's own exit code, or 124 where its time was up."""
-    return EXIT_TIMEOUT if result.timed_out else result.exit_code
+    """What this process ends with: the command's own exit code, 124 where its time was up, 1 where its output is lost."""
+    return EXIT_TIMEOUT if result.timed_out else result.exit_code or bool(_unwritten)
 
 
 def say_how_it_ended(result: CommandResult, changes: int | None, session: str, *, quiet: bool, timeout_ms: int) -> None:
     """What the exit code alone doesn't tell, a line each on stderr."""
+    for fd, error in _unwritten.items():
+        output.say(
+            f"{'standard output' if fd == 1 else 'standard error'} can't be written to: {error.strerror}; the rest of what "
+            f"the command wrote there is lost, which itself ended with exit code {result.exit_code}"
+        )
     if result.timed_out:
         output.say(f"ended after {timeout_ms / 1000:g} s, its time limit")
     elif result.ended_by == "disk_limit":

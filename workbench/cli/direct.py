@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 from workbench.cli import terminal
-from workbench.cli.asked import GRACE_MS, LAST_OUTPUT_S, say_stopping
+from workbench.cli.asked import GRACE_MS, LAST_OUTPUT_S, cannot_write, is_written, say_stopping
 from workbench.errors import SandboxError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox import frames, runtime
@@ -29,6 +29,7 @@ _END_SECONDS = 20.0
 _READ_SIZE = 256 << 10
 _CREDENTIALS = struct.Struct("3i")
 _RUN, _STOP, _INFO = 1, 2, 3
+_STREAMS = {frames.STDOUT: 1, frames.STDERR: 2}
 
 
 class Keeper:
@@ -198,10 +199,17 @@ class _Job:
         exchange = self._exchange
         while exchange.chunks:
             kind, data = exchange.chunks[0]
+            fd = _STREAMS[kind]
             try:
-                count = len(data) if self._discarding else os.write(self._outputs[kind], data)
+                goes_on = is_written(fd) and not self._discarding
+                count = os.write(self._outputs[kind], data) if goes_on else len(data)
             except BlockingIOError:
                 return
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                cannot_write(fd, error)
+                continue
             del data[:count]
             exchange.taken(count)
             self._unsent += exchange.credit()

@@ -295,8 +295,13 @@ async def to_its_end(
             landing = await land(workspace)
         changes = await job.count(lambda kept: workspace.changes_after(kept, name), workspace.overlay_path, before)
     if context.json:
-        output.write_json(exec_report(result, asked.exit_code(result), changes, landing, allowed.events))
-    else:
+        try:
+            output.write_json(exec_report(result, asked.exit_code(result), changes, landing, allowed.events))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            asked.cannot_write(1, error)
+    if not context.json or not asked.is_written(1):
         if not context.quiet:
             network.say_what_was_refused(allowed.events)
         asked.say_how_it_ended(result, changes, context.session, quiet=context.quiet, timeout_ms=command.timeout_ms)

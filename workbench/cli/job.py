@@ -17,7 +17,7 @@ import anyio
 
 from workbench import warm
 from workbench.cli import output, terminal
-from workbench.cli.asked import GRACE_MS, LAST_OUTPUT_S, say_stopping
+from workbench.cli.asked import GRACE_MS, LAST_OUTPUT_S, cannot_write, is_written, say_stopping
 from workbench.errors import WorkbenchError
 from workbench.protocol.commands import Command, CommandResult
 from workbench.sandbox.client import KeeperClient
@@ -93,7 +93,9 @@ async def run(
         if wanted.tty:
             group.start_soon(follow_size, job)
             stack.enter_context(terminal.raw(sys.stdin.fileno()) if sys.stdin.isatty() else contextlib.nullcontext())
-        outputs = [None, None] if as_json else [stack.enter_context(terminal.writer(fd)) for fd in (1, 2)]
+        outputs = (
+            [None, None] if as_json else [_tolerant(fd, stack.enter_context(terminal.writer(fd))) for fd in (1, 2)]
+        )
         try:
             with anyio.CancelScope() as waiting:
                 group.start_soon(_pass_signals, client, job, waiting, asked)
@@ -108,6 +110,21 @@ async def run(
             result = CommandResult(128 + signal.SIGPIPE, signal=signal.SIGPIPE.name)
         group.cancel_scope.cancel()
     return result or CommandResult(128 + asked[-1], signal=asked[-1].name, ended_by="cancel")
+
+
+def _tolerant(fd: int, write: Callable[[bytes], Awaitable[None]]) -> Callable[[bytes], Awaitable[None]]:
+    """`write`, which from its first error on does nothing; but a reader that has gone is still one."""
+
+    async def written(data: bytes) -> None:
+        if is_written(fd):
+            try:
+                await write(data)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                cannot_write(fd, error)
+
+    return written
 
 
 async def follow_size(job: RunningCommand) -> None:

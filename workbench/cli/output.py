@@ -70,9 +70,9 @@ def path(name: bytes) -> str:
 
 
 def say(sentence: str) -> None:
-    """One line of talk on stderr, unless nobody reads that any more."""
+    """One line of talk on stderr, unless that takes nothing any more."""
     end = "\r\n" if terminal.is_raw(2) else "\n"
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         print(f"workbench: {_visible(sentence)}", end=end, file=sys.stderr, flush=True)
 
 

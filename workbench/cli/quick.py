@@ -205,13 +205,17 @@ def main() -> None:
 
 
 def _is_read() -> bool:
-    """Whether all that was written is taken by whoever reads it; else the rest is dropped, of which Python would complain."""
+    """Whether all that was written is taken; else the rest is dropped, of which Python would complain."""
     is_read = True
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
             is_read = False
+            if not isinstance(error, BrokenPipeError) and stream is sys.stdout:
+                from workbench.cli import output
+
+                output.say(f"standard output can't be written to: {error.strerror}")
             null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(null, stream.fileno())
             os.close(null)
