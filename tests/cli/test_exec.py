@@ -200,9 +200,9 @@ def test_output_that_cannot_be_written_is_an_error_of_its_own_and_the_command_go
     assert prompt("exec", "--", "cat", "done").stdout == b"done\n"
 
 
-@pytest.mark.parametrize("command", ["status", "--version"])
-def test_a_report_that_cannot_be_written_is_an_error(prompt: Prompt, command: str) -> None:
-    done = _onto_a_full_disk(prompt, command)
+@pytest.mark.parametrize("arguments", [("status",), ("exec", "--help")])
+def test_a_report_that_cannot_be_written_is_an_error(prompt: Prompt, arguments: tuple[str, ...]) -> None:
+    done = _onto_a_full_disk(prompt, *arguments)
     assert done.returncode == 1
     assert b"no room on the disk" in done.stderr or b"No space left on device" in done.stderr
     assert b"Traceback" not in done.stderr

@@ -201,6 +201,13 @@ def main() -> None:
         code = 128 + signal.SIGINT
     except SystemExit as ended:
         code = ended.code
+    except OSError as raised:
+        # Whatever isn't a command's own: where what was said of them, or of us, couldn't be written.
+        from workbench.cli import failure, output
+
+        if error := failure.find_error(raised):
+            output.error(error, as_json=False)
+        code = failure.EXIT_ERROR
     sys.exit(code if _is_read() else 1)
 
 
