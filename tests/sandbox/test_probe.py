@@ -56,6 +56,16 @@ async def test_docker_passes_the_whole_cycle_and_leaves_nothing(tmp_path: Path, 
     assert not engine.volumes(f"workbench.test={tmp_path}")
 
 
+@pytest.mark.engine
+@pytest.mark.usefixtures("engine")
+async def test_what_fails_the_same_in_every_way_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_CYCLE", b"raise SystemExit('nothing works here')")
+    result = await probe.probe_docker(WHAT, str(tmp_path))
+    assert not result.ok
+    assert result.reason.count("nothing works here") == 1
+    assert "It's the same with copies of our files. It's the same with plain copies" in result.reason
+
+
 @pytest.mark.usefixtures("namespaces_work")
 @pytest.mark.parametrize("uid", [0, 1234])
 async def test_the_namespace_backend_passes_the_whole_cycle(tmp_path: Path, uid: int) -> None:

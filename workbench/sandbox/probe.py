@@ -231,12 +231,16 @@ async def probe_docker(
     else:
         result = await _probe(spec, state_directory, make, owner)
         reason = "" if result.ok else result.reason
+    said = reason
     for sharing in ("copied", "plain") if reason and spec.sharing != "plain" else ("plain",) if reason else ():
         result = await _probe(replace(spec, sharing=sharing), state_directory, make, owner)
         if result.ok:
             result = replace(result, reason=reason)
             break
-        reason = f"{reason} With {_WAYS[sharing]}: {result.reason}"
+        # Mostly it's the same: what was said last of why.
+        same, said = said.splitlines()[-1].rpartition(": ")[2] in result.reason, result.reason
+        more = f"It's the same with {_WAYS[sharing]}." if same else f"With {_WAYS[sharing]}: {said}"
+        reason = f"{reason.rstrip('.')}. {more}"
         result = replace(result, reason=reason)
     if not result.ok or result.sharing == spec.sharing or not info.local:
         _remember(state_directory, result, key, report)
