@@ -12,7 +12,7 @@ import anyio
 import typer
 
 from workbench.cli import output
-from workbench.cli.foreign import AgentOption, SessionArgument, print_table, progress
+from workbench.cli.foreign import AgentOption, SessionArgument, named_session, print_table, progress
 from workbench.cli.formats import Format, FormatOption
 from workbench.cli.importing import import_session
 from workbench.cli.options import JsonOption, failing
@@ -207,7 +207,7 @@ async def _loaded(named: str, agents: Sequence[str] | None) -> Transcript:
     from workbench.transcripts.finding import find_session
 
     platform = LocalPlatform()
-    ref = await find_session(platform, named, agents=agents)
+    ref = await find_session(platform, named_session(named), agents=agents)
     loaded = await find_adapter(ref.agent).load(platform, ref)
     if isinstance(loaded, Transcript):
         return loaded

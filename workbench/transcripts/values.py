@@ -35,6 +35,11 @@ def string(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def is_name(text: str) -> bool:
+    """Whether a text is a name in a directory, and no way out of it."""
+    return text not in ("", ".", "..") and "/" not in text and "\0" not in text
+
+
 def named(value: object) -> str | None:
     """A string that says something, else None."""
     return value if isinstance(value, str) and value else None
