@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import stat
 from pathlib import Path
 
@@ -58,8 +60,41 @@ def test_another_site_s_name_is_refused_whatever_is_asked(served: Served, path: 
 
 
 def test_an_address_and_localhost_are_names_of_ours(served: Served) -> None:
-    for host in ("127.0.0.1", "127.0.0.1:1", "localhost", "LOCALHOST:80", "[::1]:80", "[::1]", "::1"):
+    for host in ("127.0.0.1", "127.0.0.1:1", "127.0.0.1:", "localhost", "LOCALHOST:80", "localhost:", "[::1]:80", "[::1]:",
+                 "[::1]", "::1"):  # fmt: skip
         assert ask(served, "/v1/health", host=host).status_code == 200, host
+
+
+@pytest.mark.parametrize("path", [*OPEN, *CLOSED, "/v1/transcripts?limit=none"])
+def test_a_head_tells_what_a_get_would_without_its_body(served: Served, path: str) -> None:
+    for given in ({}, {"accept": "text/event-stream"}):
+        head = ask(served, path, "HEAD", authorization=f"Bearer {TOKEN}", **given)
+        get = ask(served, path, authorization=f"Bearer {TOKEN}")
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        told = ("content-type", "content-length", "content-security-policy", "cache-control")
+        assert [head.headers.get(name) for name in told] == [get.headers.get(name) for name in told]
+    assert ask(served, path, "HEAD").status_code == ask(served, path).status_code
+
+
+def said(served: Served, target: str, host: str) -> bytes:
+    """The answer to a request as a proxy sends it."""
+    address = httpx.URL(served.url)
+    with socket.create_connection((address.host, address.port)) as connection:
+        told = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\nConnection: close\r\n\r\n"
+        connection.sendall(told.encode())
+        return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+def test_a_request_may_name_its_target_by_a_whole_address_whose_host_counts(served: Served) -> None:
+    for target in ("/v1/health", "/v1/transcripts?limit=1", "/v1/transcripts/codex/a%2Fb", "/?x=1"):
+        whole, own = said(served, f"{served.url}{target}", "127.0.0.1"), said(served, target, "127.0.0.1")
+        assert whole.partition(b"\r\n\r\n")[2] == own.partition(b"\r\n\r\n")[2]
+        assert whole.split(b" ")[1] == (b"404" if "%2F" in target else b"200")
+    for target in ("", "?x=1"):
+        assert said(served, f"{served.url}{target}", "127.0.0.1").split(b" ")[1] == b"200"
+    for target, host in (("http://example.com/v1/health", "127.0.0.1"), ("http:///v1/health", "127.0.0.1")):
+        assert said(served, target, host).split(b" ")[1] == b"421"
+    assert said(served, f"{served.url}/v1/health", "example.com").split(b" ")[1] == b"200"
 
 
 @pytest.mark.parametrize("path", [*OPEN[:1], *OPEN[3:], *CLOSED[:-1]])
@@ -108,8 +143,14 @@ def test_a_token_file_that_others_can_read_or_replace_is_refused(tmp_path: Path)
     assert raised.value.code == "state_forbidden"
     path.chmod(0o600)
     (tmp_path / "link").symlink_to(path)
-    with pytest.raises(OSError, match="symbolic"):
-        token_in(str(tmp_path / "link"))
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, what in (("link", "link"), ("dangling", "link"), ("directory", "directory"), ("pipe", "special")):
+        with pytest.raises(StateError, match=what) as raised:
+            token_in(str(tmp_path / name))
+        assert (raised.value.code, bool(raised.value.hint)) == ("state_forbidden", True)
+    assert not (tmp_path / "nothing").exists()
     path.write_text("short")
     with pytest.raises(StateError) as raised:
         token_in(str(path))

@@ -13,6 +13,7 @@ from tests.server.served import TOKEN, Served, serving
 from tests.transcripts.homes import ASKED, T0, T1, T2, claude_code, codex, lines
 from tests.waiting import wait_until
 from workbench.transcripts import LocalPlatform
+from workbench.transcripts.platform import SessionStat
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -274,6 +275,31 @@ def test_the_policy_holds_against_the_page_s_own_mistakes(tab: Tab) -> None:
     assert inserted == "TypeError"
     # Which the console says, on purpose.
     tab.wrong.clear()
+
+
+class _Breaking(LocalPlatform):
+    """A platform with a defect: a stream that has begun ends with an error."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(env={}, home=str(home))
+        self.fs = self  # type: ignore[assignment]
+
+    async def stat(self, path: str) -> SessionStat:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("place", ["", "usage"])
+def test_what_was_cut_short_is_said_and_isn_t_waited_for_any_more(browser: Browser, tmp_path: Path, place: str) -> None:
+    with serving(_Breaking(tmp_path)) as served:
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        page.goto(f"{served.url}/#token={TOKEN}")
+        page.get_by_role("alert").wait_for()
+        page.goto(f"{served.url}/#/{place}")
+        page.get_by_role("alert").wait_for()
+        assert page.locator("progress").count() == 1
+        assert page.locator("progress:visible").count() == 0
+        page.close()
 
 
 def test_who_has_no_token_is_asked_for_it(browser: Browser, people: Served) -> None:

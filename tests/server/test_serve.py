@@ -120,7 +120,13 @@ def ran(*arguments: str, code: int) -> Result:
     return result
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", ""])
+def test_an_address_that_is_empty_is_said_to_be(state: Path) -> None:
+    for more in ((), ("--allow-remote",)):
+        error = json.loads(ran("--host", "", "--json", *more, code=2).stdout)["error"]
+        assert (error["code"], error["message"]) == ("invalid_options", "--host names no address.")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
 def test_an_address_that_others_reach_is_refused_unless_that_is_said(state: Path, host: str) -> None:
     result = ran("--host", host, "--json", code=2)
     error = json.loads(result.stdout)["error"]

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import anyio
+import httpx
 import pytest
 
 from tests.server.served import TOKEN, Served, parsed, serving
@@ -370,6 +371,31 @@ def test_a_listing_that_takes_long_is_in_nobody_s_way(many: LocalPlatform, path:
         finally:
             held.go.set()
             slow.join()
+
+
+def test_who_doesn_t_read_a_stream_holds_up_nothing_and_fills_no_memory(tmp_path: Path) -> None:
+    long = "/work" + "/deeper" * 6_000
+    for number in range(300):
+        record = {
+            "type": "user",
+            "sessionId": f"s{number}",
+            "timestamp": T0,
+            "cwd": long,
+            "message": {"content": ASKED},
+        }
+        lines(tmp_path / ".claude" / "projects" / "p" / f"s{number}.jsonl", record)
+    held = Held(LocalPlatform(env={}, home=str(tmp_path)), free=1_000_000)
+    with serving(held) as served, socket.socket() as idle:  # type: ignore[arg-type]
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        address = httpx.URL(served.url)
+        idle.connect((address.host, address.port))
+        head = f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\nAccept: text/event-stream\r\n\r\n"
+        idle.sendall(f"GET /v1/transcripts?agent=claude HTTP/1.1\r\n{head}".encode())
+        wait_until(lambda: held.begun > 0, "the listing that nobody reads has begun")
+        for _ in range(3):
+            assert len(listed(served, agent="claude", limit=1000)["sessions"]) == 300
+        # More than the system's buffers hold isn't made for it.
+        assert held.begun < 4 * 300
 
 
 def test_an_error_that_nobody_expected_is_said_and_its_stack_stays_here(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.checkpoints.layers import as_nobody, let_nobody_enter
 from tests.conftest import ROOT
 from tests.transcripts.homes import ANSWERED, ASKED, T0, claude_code, codex, lines
+from tests.waiting import wait_until
 from workbench.cli.transcripts import transcripts
 
 
@@ -186,3 +189,66 @@ def test_a_session_is_exported_as_markdown_and_as_html_that_runs_nothing(home: P
     assert "default-src 'none'" in written
     ran("export", "a", "-o", str(target), code=1)
     assert target.read_text() == written
+
+
+LONG = """
+from pathlib import Path
+import anyio
+from workbench.transcripts import AgentHome, builtin_provider
+
+class Long(type(builtin_provider().sessions["codex"])):
+    agent = "long"
+    home = staticmethod(lambda context: AgentHome((context.home,)))
+
+    async def discover(self, platform, root, *, signal=None):
+        Path(root, "begun").touch()
+        await anyio.sleep_forever()
+        yield
+"""
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("list", "--json"), ("usage",), ("search", "text")])
+def test_ctrl_c_ends_a_listing_that_takes_long(home: Path, arguments: tuple[str, ...]) -> None:
+    """«leaving the loop stops the reads»."""
+    (home / "their_long.py").write_text(LONG)
+    about = home / "long-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: long\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[workbench.session_adapters]\nlong = their_long:Long\n")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{home}"}
+    argv = [sys.executable, "-m", "workbench", "transcripts", *arguments]
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        for root in (home / "sessions", home / "archived_sessions"):
+            root.mkdir()
+        wait_until((home / "sessions" / "begun").exists, "the listing is at it")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+
+
+def test_sessions_are_read_in_a_home_where_nothing_may_be_written(home: Path) -> None:
+    """«It lists, stats and reads; nothing here writes.»"""
+    for path in (home, *home.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def look() -> None:
+        assert sorted(item["ref"]["session_id"] for item in told("list")) == ["c1", "x1"]
+        assert told("usage")[-1]["name"] == "total"
+        assert ANSWERED in ran("show", "c1").stdout
+
+    before = sorted(home.rglob("*"))
+    try:
+        if os.geteuid() == 0:
+            look()  # what it imports on the way can't be read by nobody
+            let_nobody_enter(home)
+            assert as_nobody(look) == 0
+        else:
+            look()
+    finally:
+        for path in (home, *home.rglob("*")):
+            path.chmod(path.stat().st_mode | 0o200)
+    assert sorted(home.rglob("*")) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,6 +20,11 @@ AgentOption = Annotated[
     list[str] | None, typer.Option("--agent", metavar="NAME", help="Only this agent's sessions; may be repeated.")
 ]
 SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, its beginning, or its file.")]
+
+
+def named_session(name: str) -> str:
+    """A session's name, as it was given; where that is a symlink to a file, what it leads to, which may be read then."""
+    return os.path.realpath(name) if "/" in name and os.path.islink(name) else name
 
 
 def progress() -> Progress:

@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from workbench.cli import output
-from workbench.cli.foreign import AgentOption, SessionArgument, print_table, progress
+from workbench.cli.foreign import AgentOption, SessionArgument, named_session, print_table, progress
 from workbench.cli.options import JsonOption, QuietOption, WorkspaceOption, failing, workspace_path
 from workbench.importing.parts import Part
 from workbench.protocol.reports import ImportedEditReport, ImportReport, PathReport
@@ -72,7 +72,7 @@ async def _loaded(named: str, agents: Sequence[str] | None, bar: Progress) -> Im
     from workbench.transcripts.importing import ImportedSession, load_to_import
 
     platform = LocalPlatform()
-    ref = await find_session(platform, named, agents=agents)
+    ref = await find_session(platform, named_session(named), agents=agents)
     task = bar.add_task("Reading", total=None)
     loaded = await load_to_import(platform, ref, told=lambda done, total: bar.update(task, completed=done, total=total))
     bar.remove_task(task)

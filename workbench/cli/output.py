@@ -112,15 +112,30 @@ def write_schema(report: type[Frozen]) -> None:
 
 def write_json_list(reports: Iterable[Frozen]) -> None:
     """As `write_json`, a list of reports."""
-    write_json_text(f"[{','.join(report.model_dump_json() for report in reports)}]")
+    write_json_texts(report.model_dump_json() for report in reports)
+
+
+def write_json_texts(texts: Iterable[str]) -> None:
+    """As `write_json_list`, of what is JSON already, one by one."""
+    if not _takes_unicode():
+        write_json_text(f"[{','.join(texts)}]")
+        return
+    sys.stdout.write("[")
+    for number, text in enumerate(texts):
+        sys.stdout.write(f",{text}" if number else text)
+    print("]", flush=True)
 
 
 def write_json_text(text: str) -> None:
     """JSON on stdout, as `write_json`."""
-    if sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
+    if not _takes_unicode():
         text = json.dumps(json.loads(text), separators=(",", ":"))
     # Programs follow what goes on.
     print(text, flush=True)
+
+
+def _takes_unicode() -> bool:
+    return not sys.stdout.isatty() and sys.stdout.encoding.lower() == "utf-8"
 
 
 def write_patch(lines: Iterable[bytes]) -> None:

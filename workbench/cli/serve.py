@@ -50,6 +50,8 @@ def serve(
             )
         from workbench.server import serving, tokens
 
+        if not host:
+            raise OptionsError("--host names no address.", hint="Leave it out, and it's 127.0.0.1.")
         if not allow_remote and not serving.is_loopback(host):
             raise OptionsError(
                 f"Other machines may reach {host}, and whoever is on the way can read along.",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 
 from workbench.cli import output
-from workbench.cli.foreign import AgentOption, SessionArgument, print_table, progress
+from workbench.cli.foreign import AgentOption, SessionArgument, named_session, print_table, progress
 from workbench.cli.formats import Format, FormatOption
 from workbench.cli.importing import import_session
 from workbench.cli.options import JsonOption, failing
@@ -21,7 +24,7 @@ from workbench.errors import OptionsError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from workbench.transcripts import SessionHead, SessionListFailure, Transcript
+    from workbench.transcripts import SessionHead, SessionListFailure, SessionRef, Transcript
     from workbench.transcripts.finding import Match
     from workbench.transcripts.tally import Tally, UsageRow
 
@@ -51,27 +54,25 @@ def show_all(
     json: JsonOption = False,
 ) -> None:
     """List sessions, the last one worked on first."""
+    from workbench.transcripts.finding import Newest
+
     with failing(json), progress() as bar:
-        heads, failures = anyio.run(_listed, agent, project, bar)
-        shown = heads[: limit or None]
         if json:
-            output.write_json_list((*shown, *failures))
+            # In bytes: a character beyond Latin-1 makes each of a text take two of them, or four.
+            texts = Newest(limit or None, lambda head: head.model_dump_json().encode())
+            failures = anyio.run(_listed, agent, project, texts.add, bar)
+            told = map(bytes.decode, texts.first_to_last())
+            output.write_json_texts(chain(told, (failure.model_dump_json() for failure in failures)))
             return
+        rows = Newest(limit or None, _row)
+        failures = anyio.run(_listed, agent, project, rows.add, bar)
     _say_failures(failures)
-    ids = _shown_ids([head.ref.session_id for head in heads if head.ref.session_id])
-    rows = [
-        (
-            head.ref.agent,
-            f"{head.last_active_at.astimezone():%Y-%m-%d %H:%M}",
-            output.text(ids[head.ref.session_id] if head.ref.session_id else "-"),
-            output.text(head.cwd or "-"),
-            output.text(head.title or "-"),
-        )
-        for head in shown
-    ]
-    print_table(("AGENT", "LAST ACTIVE", "SESSION", "DIRECTORY", "TITLE"), rows, giving_way=(3, 4))
-    if len(shown) < len(heads):
-        output.say(f"{len(heads) - len(shown):,} older ones aren't shown: --limit 0 shows all")
+    shown = rows.first_to_last()
+    ids = _shown_ids([row[2] for row in shown if row[2]])
+    head = ("AGENT", "LAST ACTIVE", "SESSION", "DIRECTORY", "TITLE")
+    print_table(head, [(*row[:2], output.text(ids.get(row[2], "-")), *row[3:]) for row in shown], giving_way=(3, 4))
+    if len(shown) < rows.seen:
+        output.say(f"{rows.seen - len(shown):,} older ones aren't shown: --limit 0 shows all")
 
 
 @transcripts.command()
@@ -180,25 +181,33 @@ def export(
     output.say(f"{output.path(file.encode('utf-8', 'surrogateescape'))} is written")
 
 
+def _row(head: SessionHead) -> tuple[str, str, str, str, str]:
+    when = f"{head.last_active_at.astimezone():%Y-%m-%d %H:%M}"
+    return head.ref.agent, when, head.ref.session_id or "", output.text(head.cwd or "-"), output.text(head.title or "-")
+
+
 async def _listed(
-    agents: Sequence[str] | None, project: str | None, bar: Progress
-) -> tuple[list[SessionHead], list[SessionListFailure]]:
+    agents: Sequence[str] | None, project: str | None, see: Callable[[SessionHead], None], bar: Progress
+) -> list[SessionListFailure]:
+    """Show each session as it's found; what can't be read is returned."""
     from workbench.transcripts import LocalPlatform, RootMissing, SessionListFailure, list_sessions
-    from workbench.transcripts.finding import newest_first, worked_in
+    from workbench.transcripts.finding import worked_in
     from workbench.transcripts.listing import session_roots
 
-    platform, found = LocalPlatform(), []
+    platform, failures = LocalPlatform(), []
     task = bar.add_task("Listing", total=len(session_roots(platform, agents=agents)))
 
     def listed(total: int) -> None:
         bar.update(task, advance=1, description=f"Listing, {total:,} sessions so far")
 
     async for item in list_sessions(platform, agents=agents, on_total=listed):
-        found.append(item)
+        if isinstance(item, SessionListFailure):
+            if not isinstance(item.error, RootMissing):
+                failures.append(item)
+        elif project is None or worked_in(item, project):
+            see(item)
     bar.remove_task(task)
-    failures = [x for x in found if isinstance(x, SessionListFailure) and not isinstance(x.error, RootMissing)]
-    heads = newest_first(found)
-    return [head for head in heads if project is None or worked_in(head, project)], failures
+    return failures
 
 
 async def _loaded(named: str, agents: Sequence[str] | None) -> Transcript:
@@ -207,7 +216,7 @@ async def _loaded(named: str, agents: Sequence[str] | None) -> Transcript:
     from workbench.transcripts.finding import find_session
 
     platform = LocalPlatform()
-    ref = await find_session(platform, named, agents=agents)
+    ref = await find_session(platform, named_session(named), agents=agents)
     loaded = await find_adapter(ref.agent).load(platform, ref)
     if isinstance(loaded, Transcript):
         return loaded
@@ -219,14 +228,16 @@ async def _searched(
 ) -> list[Match]:
     from workbench.transcripts import LocalPlatform
     from workbench.transcripts.failures import unread
-    from workbench.transcripts.finding import search_sessions
+    from workbench.transcripts.finding import Newest, search_sessions
 
-    heads, failures = await _listed(agents, project, bar)
+    newest = Newest(None, lambda head: head.ref)
+    failures = await _listed(agents, project, newest.add, bar)
+    refs = newest.first_to_last()
     if not json:
         _say_failures(failures)
-    task = bar.add_task("Searching", total=len(heads))
+    task = bar.add_task("Searching", total=len(refs))
     found: list[Match] = []
-    async for ref, matches in search_sessions(LocalPlatform(), text, [head.ref for head in heads]):
+    async for ref, matches in search_sessions(LocalPlatform(), text, refs):
         bar.advance(task)
         if not isinstance(matches, tuple):
             output.say(unread(matches).message)
@@ -245,11 +256,14 @@ async def _tallied(tally: Tally, agents: Sequence[str] | None, project: str | No
     from workbench.transcripts.finding import add_up_sessions
     from workbench.transcripts.models import SessionUsage
 
-    heads, failures = await _listed(agents, project, bar)
+    found: list[tuple[datetime, SessionRef]] = []
+    failures = await _listed(
+        agents, project, lambda head: found.append((head.started_at or head.last_active_at, head.ref)), bar
+    )
     _say_failures(failures)
-    heads.sort(key=lambda head: head.started_at or head.last_active_at)
-    task = bar.add_task("Adding up", total=len(heads))
-    async for _, used in add_up_sessions(LocalPlatform(), [head.ref for head in heads]):
+    found.sort(key=itemgetter(0))
+    task = bar.add_task("Adding up", total=len(found))
+    async for _, used in add_up_sessions(LocalPlatform(), [ref for _, ref in found]):
         bar.advance(task)
         if isinstance(used, SessionUsage):
             tally.add(used)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,6 +14,8 @@ from workbench.server.answers import refusal
 
 OPEN = frozenset({"/v1/health", "/v1/openapi.json"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 _HEADERS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
@@ -41,6 +45,8 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        without_body = scope["method"] == "HEAD"
+        scope = _as_asked(scope)
         headers = Headers(scope=scope)
 
         async def guarded(message: Message) -> None:
@@ -49,6 +55,8 @@ class Access:
                 for name, value in _HEADERS.items():
                     sent.setdefault(name, value)
                 sent.setdefault("content-security-policy", _POLICY)
+            elif without_body:
+                message = {**message, "body": b""}
             await send(message)
 
         app = self._app
@@ -68,10 +76,8 @@ class Access:
         await app(scope, receive, guarded)
 
     def _is_ours(self, host: str) -> bool:
-        name, _, port = host.rpartition(":")
-        if not port.isdigit() or not name or name.endswith(":"):
-            name = host
-        name = name.lower()
+        parts = _HOST.fullmatch(host)
+        name = (host if parts is None else parts[1]).lower()
         if name in self._names:
             return True
         try:
@@ -83,3 +89,18 @@ class Access:
     def _is_known(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and secrets.compare_digest(token.strip().encode(), self._token)
+
+
+def _as_asked(scope: Scope) -> Scope:
+    """The same request, in the form in which everything behind this knows it.
+
+    Its target may be a whole address, whose host then counts. HEAD is GET, answered without the body, and never by a stream.
+    """
+    whole = _ABSOLUTE.fullmatch(scope.get("raw_path") or b"")
+    if whole is not None:
+        path = whole[2] or b"/"
+        others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        scope = {**scope, "path": unquote(path), "raw_path": path, "headers": [(b"host", whole[1]), *others]}
+    if scope["method"] == "HEAD":
+        scope = {**scope, "method": "GET", "headers": [each for each in scope["headers"] if each[0] != b"accept"]}
+    return scope

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Literal, TypeVar
 
 import anyio
@@ -30,7 +31,7 @@ from workbench.transcripts import (
 )
 from workbench.transcripts.exporting import to_html, to_markdown
 from workbench.transcripts.failures import unread
-from workbench.transcripts.finding import Match, add_up_sessions, search_sessions, worked_in
+from workbench.transcripts.finding import Match, Newest, add_up_sessions, place_of, search_sessions, worked_in
 from workbench.transcripts.models import SessionUsage
 from workbench.transcripts.paging import TranscriptPage, read_page
 from workbench.transcripts.tally import Tally, UsageRow, total
@@ -120,10 +121,14 @@ class Library:
         self, wanted: Wanted, limit: int, after: tuple[datetime, str] | None
     ) -> tuple[list[SessionHead], list[SessionListFailure], bool]:
         """The sessions worked on last, of those before the place `after`; all failures; whether there are more."""
-        heads, failures = await self._all(wanted)
-        heads = [head for head in heads if after is None or place_of(head) < after]
-        heads.sort(key=place_of, reverse=True)
-        return heads[:limit], failures, len(heads) > limit
+        newest: Newest[SessionHead] = Newest(limit, lambda head: head)
+
+        def see(head: SessionHead) -> None:
+            if after is None or place_of(head) < after:
+                newest.add(head)
+
+        failures = await self._all(wanted, see)
+        return newest.first_to_last(), failures, newest.seen > limit
 
     async def page(self, agent: str, id: str, cursor: str | None, limit: int) -> TranscriptPage:
         """A part of one session. Raises as `_read`."""
@@ -147,12 +152,11 @@ class Library:
         self, wanted: Wanted, text: str, limit: int
     ) -> AsyncGenerator[Match | Unread | SessionListFailure | Progress, None]:
         """Where people and agents said a text, the newest sessions first, until there are `limit` places."""
-        heads, failures = await self._all(wanted)
-        for failure in failures:
+        newest = Newest(None, lambda head: head.ref)
+        for failure in await self._all(wanted, newest.add):
             yield failure
-        heads.sort(key=lambda head: head.last_active_at, reverse=True)
         left = limit
-        refs = [head.ref for head in heads]
+        refs = newest.first_to_last()
         async with aclosing(search_sessions(self._platform, text, refs, most=limit)) as results:
             async for number, (ref, matches) in _numbered(results):
                 if not isinstance(matches, tuple):
@@ -170,10 +174,13 @@ class Library:
     ) -> AsyncGenerator[UsageReport | Progress, None]:
         """What models used since and until then, each response once: how far it is, then the report."""
         tally = Tally(by, since=wanted.since, until=until)
-        heads, failures = await self._all(wanted)
-        heads.sort(key=lambda head: head.started_at or head.last_active_at)
+        begun: list[tuple[datetime, SessionRef]] = []
+        failures = await self._all(
+            wanted, lambda head: begun.append((head.started_at or head.last_active_at, head.ref))
+        )
+        begun.sort(key=itemgetter(0))
         unread: list[Unread] = []
-        refs = [head.ref for head in heads]
+        refs = [ref for _, ref in begun]
         async with aclosing(add_up_sessions(self._platform, refs)) as results:
             async for number, (ref, used) in _numbered(results):
                 if isinstance(used, SessionUsage):
@@ -184,15 +191,16 @@ class Library:
         rows = tally.rows()
         yield UsageReport(by=by, rows=rows, total=total(rows), unread=tuple(unread), failures=tuple(failures))
 
-    async def _all(self, wanted: Wanted) -> tuple[list[SessionHead], list[SessionListFailure]]:
-        heads, failures = [], []
+    async def _all(self, wanted: Wanted, see: Callable[[SessionHead], None]) -> list[SessionListFailure]:
+        """Show each session as it's found; what can't be listed is returned."""
+        failures = []
         async with aclosing(self.heads(wanted)) as items:
             async for item in items:
                 if isinstance(item, SessionHead):
-                    heads.append(item)
+                    see(item)
                 elif isinstance(item, SessionListFailure):
                     failures.append(item)
-        return heads, failures
+        return failures
 
     async def _read(self, agent: str, id: str, read: Callable[[SessionRef], Awaitable[T | SessionReadError]]) -> T:
         """What `read` makes of the session that is called `id`, or, where several are, of the file that is.
@@ -205,11 +213,12 @@ class Library:
             found = await read(ref)
             if not isinstance(found, SessionNotFound):
                 return _good(found)
-        heads, _ = await self._all(Wanted(agents=(agent,)))
+        refs: list[SessionRef] = []
+        await self._all(Wanted(agents=(agent,)), lambda head: refs.append(head.ref))
         # At once: somebody else may be looking for another of them.
         self._known = {key: refs for key, refs in self._known.items() if key[0] != agent}
-        for head in heads:
-            self._learn(head.ref)
+        for ref in refs:
+            self._learn(ref)
         known = self._known.get((agent, id), {})
         if not known:
             raise SessionNotFoundError(
@@ -229,11 +238,6 @@ class Library:
         told = SessionRef.model_validate_json(ref.model_dump_json())
         for name in {told.path, told.session_id or told.path}:
             self._known.setdefault((ref.agent, name), {})[ref.path] = ref
-
-
-def place_of(head: SessionHead) -> tuple[datetime, str]:
-    """Where a session stands among all."""
-    return head.last_active_at, head.ref.path
 
 
 def _good(found: T | SessionReadError) -> T:

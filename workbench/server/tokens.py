@@ -31,6 +31,15 @@ def token_in(path: str) -> str:
 
 def _read(path: str) -> str:
     shown = paths.display(os.fsencode(path))
+    kind = os.lstat(path).st_mode
+    if not stat.S_ISREG(kind):
+        what = "symbolic link" if stat.S_ISLNK(kind) else "directory" if stat.S_ISDIR(kind) else "special file"
+        raise StateError(
+            f"The token file {shown} is a {what}.",
+            code="state_forbidden",
+            hint="Name the file itself, or one that isn't there yet.",
+        )
+    # Nothing that took its place since is followed either.
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:

@@ -13,10 +13,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from workbench.errors import OptionsError
 from workbench.protocol.records import Frozen
 from workbench.server.answers import ERRORS, WhileConnected, answer
-from workbench.server.library import Form, Grouping, Library, Progress, Unread, UsageReport, Wanted, place_of
+from workbench.server.library import Form, Grouping, Library, Progress, Unread, UsageReport, Wanted
 from workbench.server.streams import MEDIA_TYPE, stream, wants_stream
 from workbench.transcripts import SessionHead, SessionListFailure
-from workbench.transcripts.finding import Match
+from workbench.transcripts.finding import Match, place_of
 from workbench.transcripts.paging import TranscriptPage
 from workbench.transcripts.tally import day_start
 

@@ -59,10 +59,13 @@ def written_files(name: str, arguments: object) -> Iterator[tuple[str, EditActio
             return
         arguments = _parsed(arguments) if arguments.startswith("{") else None
     given = mapping(arguments)
-    texts = (text for value in given.values() for text in (value if isinstance(value, list) else (value,)))
-    patches = "\n".join(text for text in texts if isinstance(text, str) and _PATCH in text)
+    patches = []
+    for value in given.values():
+        for text in value if isinstance(value, list) else (value,):
+            if isinstance(text, str) and _PATCH in text:
+                patches.append(text)
     if patches:
-        yield from _patched(patches)
+        yield from _patched("\n".join(patches))
     elif path := named_file(given):
         tool = name.rpartition("__")[2].rpartition(".")[2].lower()
         if tool in _DELETERS:
@@ -73,7 +76,10 @@ def written_files(name: str, arguments: object) -> Iterator[tuple[str, EditActio
 
 def named_file(arguments: dict[str, Any]) -> str:
     """The file that a call's arguments name, "" where there is none."""
-    return next((string(arguments[key]) for key in _PATHS if arguments.get(key)), "")
+    for key in _PATHS:
+        if value := arguments.get(key):
+            return string(value)
+    return ""
 
 
 def patch_texts(arguments: object) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime
-from typing import TypeVar
+from operator import itemgetter
+from typing import Generic, TypeVar
 
 import anyio
 
@@ -22,7 +24,6 @@ from workbench.transcripts.models import (
     EventKind,
     Place,
     SessionHead,
-    SessionListFailure,
     SessionReadError,
     SessionRef,
     SessionSummary,
@@ -166,9 +167,31 @@ class _Searcher(Recorder):
             self.matches.append(Match(ref=self.ref, event=shown, excerpt=" ".join(excerpt.split())))
 
 
-def newest_first(items: Sequence[SessionHead | SessionListFailure]) -> list[SessionHead]:
-    """The sessions of a listing, the last one worked on first."""
-    return sorted(filter(is_session_head, items), key=lambda head: head.last_active_at, reverse=True)
+class Newest(Generic[T]):
+    """Of the sessions of a listing those worked on last, `most` of them (None is all), and of each only what `kept` makes."""
+
+    def __init__(self, most: int | None, kept: Callable[[SessionHead], T]) -> None:
+        self._most = most
+        self._kept = kept
+        self._heap: list[tuple[tuple[datetime, str], int, T]] = []
+        self.seen = 0
+
+    def add(self, head: SessionHead) -> None:
+        """A session, in whatever order they come."""
+        self.seen += 1
+        if self._most is None or len(self._heap) < self._most:
+            heapq.heappush(self._heap, (place_of(head), self.seen, self._kept(head)))
+        elif self._heap and place_of(head) > self._heap[0][0]:
+            heapq.heapreplace(self._heap, (place_of(head), self.seen, self._kept(head)))
+
+    def first_to_last(self) -> list[T]:
+        """The last one worked on first."""
+        return [kept for _, _, kept in sorted(self._heap, key=itemgetter(0, 1), reverse=True)]
+
+
+def place_of(head: SessionHead) -> tuple[datetime, str]:
+    """Where a session stands among all."""
+    return head.last_active_at, head.ref.path
 
 
 def worked_in(head: SessionHead, directory: str) -> bool:

@@ -6,15 +6,17 @@ import errno
 import os
 import sqlite3
 import stat as modes
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from anyio import to_thread
 
-from workbench.transcripts.platform import FileKind, SessionEntry, SessionStat
+from workbench.transcripts.platform import FileKind, SessionEntry, SessionStat, link_refused
 from workbench.transcripts.zstd import decompress
+
+T = TypeVar("T")
 
 _BUSY_SECONDS = 5.0
 _BATCH_ROWS = 256
@@ -34,16 +36,28 @@ class LocalPlatform:
 
 class _LocalFs:
     async def stat(self, path: str) -> SessionStat:
-        return await to_thread.run_sync(lambda: _stat_of(os.stat(path)))
+        return await _run(_stat, path)
 
     async def list(self, path: str) -> tuple[SessionEntry, ...]:
-        return await to_thread.run_sync(_list, path)
+        return await _run(_list, path)
 
     async def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return await to_thread.run_sync(_read, path, offset, length)
+        return await _run(_read, path, offset, length)
 
 
-def _stat_of(found: os.stat_result) -> SessionStat:
+async def _run(call: Callable[..., T], path: str, *more: object) -> T:
+    try:
+        return await to_thread.run_sync(call, path, *more)
+    except ValueError as error:  # a NUL, or what no file's name can be encoded from
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+
+
+def _stat(path: str) -> SessionStat:
+    found = os.lstat(path)
+    return _stat_of(os.stat(path), is_link=True) if modes.S_ISLNK(found.st_mode) else _stat_of(found)
+
+
+def _stat_of(found: os.stat_result, *, is_link: bool = False) -> SessionStat:
     kind: FileKind = (
         "file" if modes.S_ISREG(found.st_mode) else "directory" if modes.S_ISDIR(found.st_mode) else "other"
     )
@@ -51,7 +65,7 @@ def _stat_of(found: os.stat_result) -> SessionStat:
         modified = datetime.fromtimestamp(found.st_mtime, UTC)
     except (ValueError, OverflowError, OSError):
         modified = datetime.fromtimestamp(0, UTC)
-    return SessionStat(kind, found.st_size, modified, f"{found.st_dev}:{found.st_ino}")
+    return SessionStat(kind, found.st_size, modified, f"{found.st_dev}:{found.st_ino}", is_link)
 
 
 def _list(path: str) -> tuple[SessionEntry, ...]:
@@ -59,16 +73,26 @@ def _list(path: str) -> tuple[SessionEntry, ...]:
         found = []
         for entry in entries:
             try:
-                stat = _stat_of(entry.stat())
+                stat = _stat_of(entry.stat(), is_link=entry.is_symlink())
             except OSError:  # gone meanwhile, a dangling link or a loop: a name with nothing behind it
                 continue
             found.append(SessionEntry(entry.name, stat))
     return tuple(sorted(found, key=lambda entry: entry.name))
 
 
+def _open_file(path: str) -> int:
+    """A descriptor of what a path is, which is no symlink. Raises OSError."""
+    try:
+        # Not blocking: a FIFO in a session's place must not hang the listing.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise link_refused(path) from error
+        raise
+
+
 def _read(path: str, offset: int, length: int | None) -> bytes:
-    # Not blocking: a FIFO in a session's place must not hang the listing.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = _open_file(path)
     with open(fd, "rb", buffering=0) as file:
         found = os.fstat(fd)
         if not modes.S_ISREG(found.st_mode):
@@ -102,7 +126,7 @@ class _LocalSqlite:
 
 
 def _open(path: str) -> sqlite3.Connection:
-    with open(path, "rb") as file:
+    with open(_open_file(path), "rb") as file:
         header = file.read(_WAL_VERSION + 1)
     # A reader of a database with a log makes the log's files where they are missing; immutable, it makes none, and where
     # no log is there, nobody has the database open.

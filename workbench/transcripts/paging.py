@@ -135,8 +135,8 @@ class _Window(Recorder):
         """One thing that happened."""
         self.seen(at)
         counts = self._open.counts
-        position = (self._number, counts.total())
-        counts[kind] += 1
+        position = (self._number, sum(counts.values()))
+        counts[kind] = counts.get(kind, 0) + 1
         if position < self.start or (self._next is not None and position >= self._next):
             return
         pointer = source.pointer() if isinstance(source, Place) else source

@@ -5,6 +5,7 @@ Every call raises OSError where the host says no.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,12 +18,16 @@ Decompress = Callable[[AsyncIterable[bytes]], AsyncIterator[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class SessionStat:
-    """What a path is, a symlink followed. `identity` is the same for two paths to one directory, None where unknown."""
+    """What a path is, a symlink followed; `is_link` says whether its last name is one.
+
+    `identity` is the same for two paths to one directory, None where unknown.
+    """
 
     kind: FileKind
     size: int
     modified_at: datetime
     identity: str | None = None
+    is_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,11 @@ class SessionEntry:
 
     name: str
     stat: SessionStat
+
+
+def link_refused(path: str) -> OSError:
+    """Why a symlink isn't followed."""
+    return OSError(errno.ELOOP, "a symbolic link, which isn't followed here", path)
 
 
 class SessionFs(Protocol):
@@ -45,7 +55,10 @@ class SessionFs(Protocol):
         ...
 
     async def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """The bytes from `offset` on, at most `length` of them; fewer only at the file's end."""
+        """The bytes from `offset` on, at most `length` of them; fewer only at the file's end.
+
+        A path whose last name is a symlink is refused: an agent can make one that leads anywhere.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ from workbench.protocol.signal import CancelSignal
 from workbench.transcripts.adapter import ReadProgress
 from workbench.transcripts.homes import join
 from workbench.transcripts.models import Place
-from workbench.transcripts.platform import SessionEntry, SessionPlatform, SessionStat
+from workbench.transcripts.platform import SessionEntry, SessionPlatform, SessionStat, link_refused
 from workbench.transcripts.values import last_moment_in, mapping, parse_all, parse_fast, parse_partial
 from workbench.transcripts.zstd import MAGIC
 
@@ -319,14 +319,26 @@ async def small_document(platform: SessionPlatform, path: str) -> dict[str, Any]
 
 
 async def walk(
-    platform: SessionPlatform, root: str, *, depth: int = _DEEPEST, signal: CancelSignal | None = None
+    platform: SessionPlatform, root: str, *, depth: int = _DEEPEST, inside: int = 0, signal: CancelSignal | None = None
 ) -> list[tuple[str, SessionEntry | OSError]]:
     """Every file below a root, with its path, in the order of names; a directory that can't be listed with its error.
 
-    No directory is walked twice, whatever links lead to it. Raises the signal's reason.
+    The root may be reached through symlinks: people keep an agent's directory elsewhere. Below it none is followed, since
+    the agent could have made it; a directory's is told as an error, but for one that leads to what is walked anyway, and a
+    file's can't be read. The last `inside` names of the root are below such a root themselves: none of them may be a
+    symlink, and those that are found aren't told. Raises the signal's reason.
     """
     found: list[tuple[str, SessionEntry | OSError]] = []
     seen: set[str] = set()
+    links: list[tuple[str, SessionStat]] = []
+    place = root
+    for _ in range(inside):
+        try:
+            if (await platform.fs.stat(place)).is_link:
+                return []
+        except OSError as error:
+            return [(root, error)]
+        place = place.rpartition("/")[0]
     pending = [(root, 0)]
     while pending:
         raise_if_cancelled(signal)
@@ -339,11 +351,16 @@ async def walk(
         below = []
         for entry in entries:
             path = join(directory, entry.name)
-            if entry.stat.kind == "file":
+            if entry.stat.is_link and (inside or entry.stat.kind != "file"):
+                links.append((path, entry.stat))
+            elif entry.stat.kind == "file":
                 found.append((path, entry))
             elif entry.stat.kind == "directory" and level < depth and _is_new(entry.stat, seen):
                 below.append((path, level + 1))
         pending.extend(reversed(below))
+    if links and not inside:
+        _is_new(await platform.fs.stat(root), seen)
+        found.extend((path, link_refused(path)) for path, stat in links if _is_new(stat, seen))
     return found
 
 

@@ -43,7 +43,7 @@ class _Group:
 
     events: list[TranscriptEvent] = field(default_factory=list)
     prompts: list[tuple[str, datetime | None]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: dict[EventKind, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -53,6 +53,17 @@ class _Request:
     model: str | None
     usage: Usage
     source: Source
+
+
+@dataclass(slots=True)
+class _Edit:
+    lane: str
+    path: str
+    action: EditAction
+    source: Source
+    call_id: str | None
+    at: datetime | None
+    moved_to: str | None
 
 
 @dataclass(slots=True)
@@ -113,14 +124,14 @@ class Recorder:
         self.lanes: dict[str, Lane] = {}
         self._asked = prompts
         self._groups: dict[str, _Group] = {}
-        self._open = _Group()
+        self._open = self._loose = _Group()
         self._all = [self._open]
         self._abandoned: set[str] = set()
         self._times = False
         self._last_seen: datetime | None = None
         self._requests: dict[str, _Request] = {}
         self._calls: dict[str, _Call] = {}
-        self._edits: dict[tuple[str | None, str, str], FileEdit] = {}
+        self._edits: dict[tuple[str | None, str, str], _Edit] = {}
         self._compactions: list[Compaction] = []
         self._skipped: list[SkippedRecord] = []
         self._skipped_count = 0
@@ -145,7 +156,8 @@ class Recorder:
 
     def begin(self, key: str, *, anew: bool = True) -> None:
         """What follows belongs to the agent's message of this key, and replaces what it gave before, or adds to it."""
-        self._abandoned.discard(key)
+        if self._abandoned:
+            self._abandoned.discard(key)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group()
@@ -158,8 +170,9 @@ class Recorder:
 
     def end(self) -> None:
         """What follows belongs to no message in particular."""
-        self._open = _Group()
-        self._all.append(self._open)
+        if self._open is not self._loose:
+            self._open = self._loose = _Group()
+            self._all.append(self._open)
 
     def abandon(self, keys: Iterable[str]) -> None:
         """The conversation was taken back to before these messages: their prompts don't count."""
@@ -176,9 +189,10 @@ class Recorder:
         call_id: str | None = None,
     ) -> None:
         """One thing that happened."""
-        self.seen(at)
+        if at is not self._last_seen:
+            self.seen(at)
         group = self._open
-        group.counts[kind] += 1
+        group.counts[kind] = group.counts.get(kind, 0) + 1
         if kind == "prompt" and lane == MAIN_LANE:
             group.prompts.append((self._kept_prompt(text), at))
         if self.keep:
@@ -253,7 +267,7 @@ class Recorder:
 
     def has_words(self) -> bool:
         """Whether anybody said anything so far."""
-        return any(group.counts["prompt"] or group.counts["reply"] for group in self._all)
+        return any("prompt" in group.counts or "reply" in group.counts for group in self._all)
 
     def knows_call(self, id: str) -> bool:
         """Whether this call was told already, where an agent records it twice."""
@@ -297,9 +311,7 @@ class Recorder:
         if not path:
             return
         place = "" if call_id is not None else str(source)
-        self._edits[call_id, path, place] = FileEdit(
-            lane=lane, path=path, action=action, source=_pointer(source), call_id=call_id, at=at, moved_to=moved_to
-        )
+        self._edits[call_id, path, place] = _Edit(lane, path, action, source, call_id, at, moved_to)
 
     def forget_edits(self, call_id: str) -> None:
         """A better record of what this call wrote follows."""
@@ -362,7 +374,18 @@ class Recorder:
                 )
                 for key, call in self._calls.items()
             ),
-            edits=tuple(self._good_edits()),
+            edits=tuple(
+                FileEdit(
+                    lane=edit.lane,
+                    path=edit.path,
+                    action=edit.action,
+                    source=_pointer(edit.source),
+                    call_id=edit.call_id,
+                    at=edit.at,
+                    moved_to=edit.moved_to,
+                )
+                for edit in self._good_edits()
+            ),
             compactions=tuple(self._compactions),
             skipped=tuple(self._skipped),
         )
@@ -383,7 +406,7 @@ class Recorder:
             last_active_at=self.last_active_at,
             capabilities=self._capabilities(),
             lanes=len(self._lanes()),
-            events=dict(self._counts()),
+            events=self._counts(),
             requests=requests,
             usage=total_usage(requests),
             tool_calls=dict(Counter(call.name for call in self._calls.values())),
@@ -415,16 +438,17 @@ class Recorder:
             for id, request in self._requests.items()
         )
 
-    def _counts(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
+    def _counts(self) -> dict[EventKind, int]:
+        counts: dict[EventKind, int] = {}
         for group in self._all:
-            counts.update(group.counts)
+            for kind, number in group.counts.items():
+                counts[kind] = counts.get(kind, 0) + number
         return counts
 
     def _lanes(self) -> tuple[Lane, ...]:
         return (self.lanes.get(MAIN_LANE, Lane(id=MAIN_LANE)), *(x for k, x in self.lanes.items() if k != MAIN_LANE))
 
-    def _good_edits(self) -> list[FileEdit]:
+    def _good_edits(self) -> list[_Edit]:
         calls = self._calls
         return [
             edit

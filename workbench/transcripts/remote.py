@@ -10,7 +10,7 @@ from typing import Any
 from anyio import to_thread
 from fsspec import AbstractFileSystem
 
-from workbench.transcripts.platform import FileKind, SessionEntry, SessionStat
+from workbench.transcripts.platform import FileKind, SessionEntry, SessionStat, link_refused
 from workbench.transcripts.values import moment
 from workbench.transcripts.zstd import decompress
 
@@ -43,8 +43,10 @@ class _FsspecFs:
         return tuple(sorted(entries, key=lambda entry: entry.name))
 
     async def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        size = (await self.stat(path)).size
-        end = size if length is None else min(size, offset + length)
+        stat = await self.stat(path)
+        if stat.is_link:
+            raise link_refused(path)
+        end = stat.size if length is None else min(stat.size, offset + length)
         if offset >= end:
             return b""
         return bytes(await to_thread.run_sync(lambda: self._fs.cat_file(path, start=offset, end=end)))
@@ -61,4 +63,5 @@ def _stat_of(info: Mapping[str, Any]) -> SessionStat:
         changed = changed.replace(tzinfo=UTC) if changed.tzinfo is None else changed
     else:
         changed = moment(changed)
-    return SessionStat(kinds.get(info.get("type"), "other"), int(info.get("size") or 0), changed or _NEVER)
+    kind, size = kinds.get(info.get("type"), "other"), int(info.get("size") or 0)
+    return SessionStat(kind, size, changed or _NEVER, is_link=bool(info.get("islink")))

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
@@ -36,6 +35,11 @@ def string(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def is_name(text: str) -> bool:
+    """Whether a text is a name in a directory, and no way out of it."""
+    return text not in ("", ".", "..") and "/" not in text and "\0" not in text
+
+
 def named(value: object) -> str | None:
     """A string that says something, else None."""
     return value if isinstance(value, str) and value else None
@@ -44,7 +48,7 @@ def named(value: object) -> str | None:
 def count(value: object) -> int:
     """A number of things: what isn't a finite number, or is below 0, is 0."""
     if isinstance(value, int):
-        return max(0, int(value))
+        return int(value) if value > 0 else 0
     return max(0, int(value)) if isinstance(value, float) and math.isfinite(value) else 0
 
 
@@ -71,13 +75,13 @@ def moment(value: object) -> datetime | None:
         return None
 
 
-@lru_cache(maxsize=64)  # the parts of one record ask for the same one
 def _moment_of(text: str) -> datetime | None:
-    if not text[:1].isdigit():
-        return None
     try:
-        if len(text) > 8 and text.isdigit():
-            return moment(int(text))
+        if text[4:5] != "-":
+            if not text[:1].isdigit():
+                return None
+            if len(text) > 8 and text.isdigit():
+                return moment(int(text))
         said = datetime.fromisoformat(text)
         return said if said.tzinfo is UTC else said.replace(tzinfo=UTC) if said.tzinfo is None else said.astimezone(UTC)
     except (ValueError, OverflowError):

@@ -53,6 +53,7 @@ async function show() {
   } catch (error) {
     if (signal.aborted) return;
     say("");
+    for (const bar of main.querySelectorAll("progress")) bar.hidden = true;
     if (error.code === "unauthorized") main.replaceChildren(asking(error));
     else main.append(problem(error));
   }

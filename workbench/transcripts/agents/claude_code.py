@@ -216,7 +216,7 @@ class _Pass:
         """Files of the session's own directory, and, of the older form, those beside it that carry its id."""
         platform, folder = self._reading.platform, self._path.removesuffix(".jsonl")
         found: list[str] = []
-        for path, entry in await walk(platform, join(folder, "subagents"), signal=self._reading.signal):
+        for path, entry in await walk(platform, join(folder, "subagents"), inside=2, signal=self._reading.signal):
             if not isinstance(entry, OSError) and _is_lane(path):
                 found.append(path)
             elif isinstance(entry, OSError) and not isinstance(entry, FileNotFoundError | NotADirectoryError):

@@ -245,29 +245,30 @@ class _Thread:
     async def read(self) -> None:
         """All of it."""
         unknown = ""
-        async for record in self._reading.records(self._path):
-            value, source = record.value, record.source
-            at = moment(value.get("timestamp"))
-            self._recorder.seen(at)
-            kind, payload = value.get("type"), mapping(value.get("payload"))
-            if kind == "session_meta" or (not self._has_meta and "instructions" in value and "type" not in value):
-                await self._meta(payload or value)
-            elif kind == "turn_context":
-                self._model = named(payload.get("model")) or self._model
-                self._place(payload)
-            elif kind == "event_msg":
-                self._event(payload, source, at)
-            elif kind == "compacted":
-                self._recorder.compaction(source, lane=self._lane, at=at)
-            elif kind == "token_usage_record":
-                self._tokens.response(payload, source, at)
-            elif kind == "response_item":
-                self._item(payload, source, at)
-            elif "session" in value and "items" in value:
-                unknown = "one document, of 2025"
-            elif not payload:
-                self._model = named(value.get("model")) or self._model
-                self._item(value, source, at)
+        async for batch in self._reading.batches(self._path):
+            for record in batch:
+                value, source = record.value, record.source
+                at = moment(value.get("timestamp"))
+                self._recorder.seen(at)
+                kind, payload = value.get("type"), mapping(value.get("payload"))
+                if kind == "response_item":
+                    self._item(payload, source, at)
+                elif kind == "event_msg":
+                    self._event(payload, source, at)
+                elif kind == "turn_context":
+                    self._model = named(payload.get("model")) or self._model
+                    self._place(payload)
+                elif kind == "session_meta" or (not self._has_meta and "instructions" in value and "type" not in value):
+                    await self._meta(payload or value)
+                elif kind == "compacted":
+                    self._recorder.compaction(source, lane=self._lane, at=at)
+                elif kind == "token_usage_record":
+                    self._tokens.response(payload, source, at)
+                elif "session" in value and "items" in value:
+                    unknown = "one document, of 2025"
+                elif not payload:
+                    self._model = named(value.get("model")) or self._model
+                    self._item(value, source, at)
         if unknown:
             raise UnknownGenerationError(unknown)
         self._tokens.end(self._model)
@@ -297,6 +298,8 @@ class _Thread:
         recorder, lane, kind = self._recorder, self._lane, payload.get("type")
         if kind == "token_count":
             self._tokens.count(payload, self.id, source, at=at, model=self._model)
+        elif kind == "user_message":
+            self._typed(string(payload.get("message")), source, at)
         elif kind == "agent_message":
             self._say(string(payload.get("message")), 0, source, at)
         elif kind == "patch_apply_end":
@@ -314,13 +317,17 @@ class _Thread:
             recorder.event("notice", source, lane=lane, at=at, text=text)
         elif kind == "item_completed":
             item = mapping(payload.get("item"))
-            if item.get("type") == "AgentMessage":
+            if item.get("type") == "UserMessage":
+                self._typed(block_text(item.get("content")), source, at)
+            elif item.get("type") == "AgentMessage":
                 self._say(block_text(item.get("content")), 0, source, at)
             elif item.get("type") == "FileChange":
                 self._patched(
                     {"call_id": item.get("id"), "success": item.get("status") != "failed", **item}, source, at
                 )
-        if text := typed(_typed_event(payload)):
+
+    def _typed(self, said: str, source: Place, at: Any) -> None:
+        if text := typed(said):
             self._prompt(text, 0, source, at)
 
     def _prompt(self, text: str, stream: int, source: Place, at: Any) -> None:

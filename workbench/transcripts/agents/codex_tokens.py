@@ -98,7 +98,7 @@ def _counts(usage: object) -> Counts | None:
     """The counters of a usage object, its total worked out where it isn't told."""
     if not isinstance(usage, dict):
         return None
-    *counts, total = (count(usage.get(name)) for name in _NAMES)
+    *counts, total = [count(usage.get(name)) for name in _NAMES]
     return (*counts, total or counts[0] + counts[3])
 
 

@@ -154,7 +154,7 @@ class Cursor(SqliteAdapter):
         reading.recorder.session_id = stem(path)
         await self._transcript(reading, path, MAIN_LANE)
         for other, entry in await walk(
-            reading.platform, join(parent(path), "subagents"), depth=0, signal=reading.signal
+            reading.platform, join(parent(path), "subagents"), depth=0, inside=1, signal=reading.signal
         ):
             if not isinstance(entry, OSError) and other.endswith(".jsonl"):
                 reading.recorder.lane(Lane(id=stem(other), parent=MAIN_LANE, path=other))

@@ -22,7 +22,7 @@ from workbench.transcripts.models import (
 )
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import END_BYTES, Ends, read_document_ends, read_ends, small_document, walk
-from workbench.transcripts.values import block_text, count, items, mapping, moment, named, string
+from workbench.transcripts.values import block_text, count, is_name, items, mapping, moment, named, string
 
 _NOT_TYPED = ("/", "?", "<session_context>", "<hook_context>")
 
@@ -130,9 +130,10 @@ class GeminiCli(FileAdapter):
         await pass_.read(path, MAIN_LANE)
         reading.recorder.cwd = await _directory(reading.platform, path)
         session = reading.recorder.session_id
-        if not session or "/" in session:
+        if not is_name(session):
             return
-        for lane, entry in await walk(reading.platform, join(parent(path), session), depth=0, signal=reading.signal):
+        folder = join(parent(path), session)
+        for lane, entry in await walk(reading.platform, folder, depth=0, inside=1, signal=reading.signal):
             if not isinstance(entry, OSError) and lane.endswith(".jsonl"):
                 reading.recorder.lane(Lane(id=stem(lane), parent=MAIN_LANE, path=lane))
                 await pass_.read(lane, stem(lane))

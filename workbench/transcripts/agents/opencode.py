@@ -26,7 +26,7 @@ from workbench.transcripts.reading import Ends, raise_if_cancelled, small_docume
 from workbench.transcripts.recorder import Recorder
 from workbench.transcripts.siblings import Siblings
 from workbench.transcripts.sqlite import Database, SqliteAdapter, json_object, split
-from workbench.transcripts.values import count, mapping, moment, money, named, parse_partial, string
+from workbench.transcripts.values import count, is_name, mapping, moment, money, named, parse_partial, string
 
 _DEFAULT_TITLE = "New session - "
 _SESSION = ("id", "parent_id", "directory", "title", "time_created", "time_updated")
@@ -60,7 +60,7 @@ class OpenCode(SqliteAdapter):
         """Those of databases, then those of files that no database has."""
         ids: set[str | None] = set()
         databases = await walk(platform, root, depth=0, signal=signal)
-        trees = await walk(platform, join(root, "storage", "session"), depth=1, signal=signal)
+        trees = await walk(platform, join(root, "storage", "session"), depth=1, inside=2, signal=signal)
         for path, found in (*databases, *trees):
             if isinstance(found, OSError):
                 if not isinstance(found, FileNotFoundError):
@@ -114,7 +114,10 @@ class OpenCode(SqliteAdapter):
         facts.seen(moment(times.get("created")))
         facts.seen(moment(times.get("updated")))
         storage = parent(parent(parent(path)))
-        for message_path, found in await walk(platform, join(storage, "message", str(facts.session_id)), depth=0):
+        if not is_name(str(facts.session_id)):
+            return facts
+        messages = join(storage, "message", str(facts.session_id))
+        for message_path, found in await walk(platform, messages, depth=0, inside=2):
             if isinstance(found, OSError):
                 break
             message = await small_document(platform, message_path)
@@ -152,11 +155,10 @@ class OpenCode(SqliteAdapter):
             await self._read_tree(reading, parent(parent(parent(path))), lane, lane)
 
     async def _read_tree(self, reading: Reading, storage: str, session: str, lane: str) -> None:
-        if "/" in session:
+        if not is_name(session):
             return
-        for path, found in await walk(
-            reading.platform, join(storage, "message", session), depth=0, signal=reading.signal
-        ):
+        messages = join(storage, "message", session)
+        for path, found in await walk(reading.platform, messages, depth=0, inside=2, signal=reading.signal):
             if isinstance(found, OSError):
                 if isinstance(found, FileNotFoundError):
                     return
@@ -276,10 +278,11 @@ async def _parts(
 ) -> list[tuple[str, dict[str, Any]]]:
     """The parts of a message's directory; of the first layout, where they lie together, those that name it."""
     id = named(message.get("id")) or stem(path)
-    if "/" in id:
+    if not is_name(id):
         return []
-    for directory, own in ((join(storage, "part", id), True), (join(storage, "part"), False)):
-        paths = [path for path, entry in await walk(platform, directory, depth=0) if not isinstance(entry, OSError)]
+    for directory, own, inside in ((join(storage, "part", id), True, 2), (join(storage, "part"), False, 1)):
+        found = await walk(platform, directory, depth=0, inside=inside)
+        paths = [path for path, entry in found if not isinstance(entry, OSError)]
         if paths:
             parts = [(path, await small_document(platform, path)) for path in paths]
             return [(path, part) for path, part in parts if own or part.get("messageID") == id]

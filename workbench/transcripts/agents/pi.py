@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, ClassVar
 
 from workbench.protocol.messages import Usage
@@ -10,11 +11,11 @@ from workbench.transcripts.messages import as_written, tell_call, tell_message
 from workbench.transcripts.models import Capability, Place
 from workbench.transcripts.platform import SessionPlatform
 from workbench.transcripts.reading import Ends
+from workbench.transcripts.recorder import Recorder
 from workbench.transcripts.trees import Branches
 from workbench.transcripts.values import block_text, count, mapping, moment, money, named, string
 
 _NEWEST = 3
-_COUNTED = ("input", "output", "cacheRead", "cacheWrite")
 
 
 class Pi(FileAdapter):
@@ -65,56 +66,75 @@ class Pi(FileAdapter):
         recorder.session_id = stem(path)
         branches = Branches()
         unknown = ""
-        async for record in reading.records(path):
-            value, kind = record.value, record.value.get("type")
-            at = moment(value.get("timestamp"))
-            recorder.seen(at)
-            if kind == "session":
-                if count(value.get("version")) > _NEWEST:
-                    unknown = f"version {count(value['version'])}"
-                recorder.session_id = named(value.get("id")) or recorder.session_id
-                recorder.cwd = named(value.get("cwd")) or recorder.cwd
-                continue
-            id = string(value.get("id"))
-            branches.add(id, named(value.get("parentId")))
-            recorder.begin(id or str(record.source), anew=False)
-            if kind in ("session_info", "title"):
-                recorder.title = named(value.get("name") or value.get("title")) or recorder.title
-            elif kind == "compaction":
-                recorder.compaction(record.source, at=at, tokens_before=count(value.get("tokensBefore")) or None)
-            elif kind == "message":
-                self._message(reading, value, mapping(value.get("message")), record.source)
+        async for batch in reading.batches(path):
+            for record in batch:
+                value, kind = record.value, record.value.get("type")
+                at = moment(value.get("timestamp"))
+                recorder.seen(at)
+                if kind == "session":
+                    if count(value.get("version")) > _NEWEST:
+                        unknown = f"version {count(value['version'])}"
+                    recorder.session_id = named(value.get("id")) or recorder.session_id
+                    recorder.cwd = named(value.get("cwd")) or recorder.cwd
+                    continue
+                if id := string(value.get("id")):
+                    branches.add(id, named(value.get("parentId")))
+                    recorder.begin(id, anew=False)
+                else:
+                    recorder.end()
+                if kind == "message":
+                    _tell(recorder, value, mapping(value.get("message")), record.source, at)
+                elif kind in ("session_info", "title"):
+                    recorder.title = named(value.get("name") or value.get("title")) or recorder.title
+                elif kind == "compaction":
+                    recorder.compaction(record.source, at=at, tokens_before=count(value.get("tokensBefore")) or None)
         if unknown:
             raise UnknownGenerationError(unknown)
         recorder.abandon(branches.dead())
 
-    def _message(self, reading: Reading, entry: dict[str, Any], message: dict[str, Any], source: Place) -> None:
-        recorder, at, role = reading.recorder, moment(entry.get("timestamp")), message.get("role")
-        key = named(entry.get("id")) or str(source.offset)
-        content = message.get("content")
-        if role in ("user", "assistant"):
-            tell_message(recorder, role, content, source, key=key, at=at)
-        elif role == "toolResult":
-            text = block_text(content, "text") if recorder.keep else ""
-            ok = message.get("isError") is not True
-            recorder.result(string(message.get("toolCallId")), source, ok=ok, at=at, text=text)
-        elif role == "bashExecution":
-            tell_call(recorder, key, "bash", {"command": message.get("command")}, source, at=at)
-            ok = message.get("exitCode") in (0, None)
-            recorder.result(key, source, ok=ok, at=at, text=string(message.get("output")))
-        if message.get("stopReason") == "error":
-            recorder.event("notice", source, at=at, text=string(message.get("errorMessage")))
+
+def _tell(
+    recorder: Recorder, entry: dict[str, Any], message: dict[str, Any], source: Place, at: datetime | None
+) -> None:
+    role, content = message.get("role"), message.get("content")
+    key = named(entry.get("id")) or str(source.offset)
+    if role == "assistant":
+        tell_message(recorder, role, content, source, key=key, at=at)
         used = message.get("usage")
-        # Of a request that nobody answered all is 0.
-        if role == "assistant" and isinstance(used, dict) and any(used.get(kind) for kind in _COUNTED):
-            read, written = count(used.get("cacheRead")), count(used.get("cacheWrite"))
-            usage = Usage(
-                input_tokens=count(used.get("input")) + read + written,
-                output_tokens=count(used.get("output")),
-                cache_read_tokens=read,
-                cache_write_tokens=written,
-                cost_usd=money(mapping(used.get("cost")).get("total")),
-            )
-            # A fork copies entries with their times; ids are short, and were none once.
-            id = f"{entry.get('timestamp')}:{entry.get('id')}"
-            recorder.request(id, source, at=at, model=named(message.get("model")), usage=usage)
+        if isinstance(used, dict):
+            _tell_usage(recorder, entry, message, used, source, at)
+    elif role == "user":
+        tell_message(recorder, role, content, source, key=key, at=at)
+    elif role == "toolResult":
+        text = block_text(content, "text") if recorder.keep else ""
+        ok = message.get("isError") is not True
+        recorder.result(string(message.get("toolCallId")), source, ok=ok, at=at, text=text)
+    elif role == "bashExecution":
+        tell_call(recorder, key, "bash", {"command": message.get("command")}, source, at=at)
+        ok = message.get("exitCode") in (0, None)
+        recorder.result(key, source, ok=ok, at=at, text=string(message.get("output")))
+    if message.get("stopReason") == "error":
+        recorder.event("notice", source, at=at, text=string(message.get("errorMessage")))
+
+
+def _tell_usage(
+    recorder: Recorder,
+    entry: dict[str, Any],
+    message: dict[str, Any],
+    used: dict[str, Any],
+    source: Place,
+    at: datetime | None,
+) -> None:
+    read, written = count(used.get("cacheRead")), count(used.get("cacheWrite"))
+    put, got = count(used.get("input")) + read + written, count(used.get("output"))
+    if put or got:  # of a request that nobody answered all is 0
+        usage = Usage(
+            input_tokens=put,
+            output_tokens=got,
+            cache_read_tokens=read,
+            cache_write_tokens=written,
+            cost_usd=money(mapping(used.get("cost")).get("total")),
+        )
+        # A fork copies entries with their times; ids are short, and were none once.
+        id = f"{entry.get('timestamp')}:{entry.get('id')}"
+        recorder.request(id, source, at=at, model=named(message.get("model")), usage=usage)

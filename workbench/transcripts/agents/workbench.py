@@ -47,11 +47,13 @@ class Workbench(DocumentAdapter):
     ) -> AsyncIterator[SessionFile | SessionListFailure]:
         """Those of the state directory itself and of each workspace; overlays, which can be huge, aren't looked into."""
         try:
-            workspaces = await platform.fs.list(join(root, "workspaces"))
+            is_link = (await platform.fs.stat(join(root, "workspaces"))).is_link
+            workspaces = () if is_link else await platform.fs.list(join(root, "workspaces"))
         except OSError:
             workspaces = ()
-        for place in (root, *(join(root, "workspaces", workspace.name) for workspace in workspaces)):
-            for path, found in await walk(platform, join(place, "sessions"), depth=1, signal=signal):
+        names = [workspace.name for workspace in workspaces if not workspace.stat.is_link]
+        for place in (root, *(join(root, "workspaces", name) for name in names)):
+            for path, found in await walk(platform, join(place, "sessions"), depth=1, inside=1, signal=signal):
                 if isinstance(found, OSError):
                     if not isinstance(found, FileNotFoundError | NotADirectoryError):
                         yield self._failure(path, found)
