@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import stat as stat_module
+import sys
 from types import TracebackType
 from typing import BinaryIO, Self
 
@@ -15,6 +16,7 @@ from workbench.vfs.scoped import ScopedStorage
 from workbench.vfs.storage import BY_NAME, Kind, Stat
 
 _CHUNK = 1 << 20
+_ENCODING = sys.getfilesystemencoding()
 _OCTAL_ESCAPE = 4
 """The length of an escaped byte in /proc/self/mountinfo: `\\040`."""
 
@@ -92,6 +94,27 @@ class LocalStorage:
         finally:
             os.close(fd)
 
+    def names(self, path: bytes) -> builtins.list[bytes]:
+        """As `list`, without the names of whiteouts."""
+        try:
+            fd = self._open_quietly(path, os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return self._list_of_mount(path)
+        try:
+            whiteout = Kind.WHITEOUT
+            with os.scandir(fd) as listing:
+                found = [
+                    entry.name.encode(_ENCODING, "surrogateescape")
+                    for entry in listing
+                    if entry.is_file(follow_symlinks=False) or _kind(entry) is not whiteout
+                ]
+            found.sort()
+            return found
+        finally:
+            os.close(fd)
+
     def entries(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         """The names in a directory with their kinds, sorted bytewise; as cheap as `list` for ordinary entries.
 
@@ -106,10 +129,10 @@ class LocalStorage:
             return []
         try:
             file = Kind.FILE
-            # By that path, since of a descriptor the names come as text. Files first, as most are.
-            with os.scandir(marks.itself(fd)) as listing:
+            # Files first, as most are.
+            with os.scandir(fd) as listing:
                 found = [
-                    (entry.name, kind)
+                    (entry.name.encode(_ENCODING, "surrogateescape"), kind)
                     for entry in listing
                     if (kind := file if entry.is_file(follow_symlinks=False) else _kind(entry)) is not None
                 ]
@@ -346,7 +369,7 @@ def _refuse_irregular(kind: Kind, path: bytes) -> None:
     raise paths.error(codes.get(kind, errno.EINVAL), path)
 
 
-def _kind(entry: os.DirEntry[bytes]) -> Kind | None:
+def _kind(entry: os.DirEntry[str]) -> Kind | None:
     if entry.is_dir(follow_symlinks=False):
         return Kind.DIR
     if entry.is_symlink():

@@ -15,21 +15,35 @@ import stat as stat_module
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from workbench.vfs import inodes, marks, paths, syscalls
+from workbench.vfs.directories import KeptDirectories, KeptDirectory, look_at
 from workbench.vfs.layers import Entry, Found, OpenMode
-from workbench.vfs.local import LocalStorage, open_quietly, read_whole
+from workbench.vfs.local import LocalStorage, read_whole
 from workbench.vfs.marks import Attributes
 from workbench.vfs.staging import Staging
-from workbench.vfs.storage import Kind, Stat
+from workbench.vfs.storage import Kind, Stat, kind_of
 
 __all__ = ["Attributes", "LocalUpper"]
 
-_LOOK = os.O_PATH | os.O_NOFOLLOW
 _NEW_FILE = 0o600
 _NEW_DIRECTORY = 0o700
 _CHUNK = 1 << 20
+
+
+class _Way(NamedTuple):
+    """The end of a way down: `depth` directories of the upper, the last of which is open as `dir_fd`, which `kept` holds.
+
+    `found` is what has the next `name` in it, None where nothing has; `lower` whether the lower shows there.
+    """
+
+    depth: int
+    kept: KeptDirectory | None
+    dir_fd: int
+    name: bytes
+    found: os.stat_result | None
+    lower: bool
 
 
 class LocalUpper(LocalStorage):
@@ -49,12 +63,14 @@ class LocalUpper(LocalStorage):
         self._work = work
         self._owner = owner
         self._staging: Staging | None = None
+        self._directories = KeptDirectories()
 
     def close(self) -> None:
         """Close the root, and take away what was staged; safe to call again."""
         if self._staging is not None:
             self._staging.close()
             self._staging = None
+        self._directories.close()
         super().close()
 
     # The marks
@@ -122,58 +138,48 @@ class LocalUpper(LocalStorage):
 
     def look(self, path: bytes, above: Found | None = None) -> Found:
         """As `layers.Upper.look`. Raises OverlayError (layer_unsupported) as `check_entry`, of directories."""
-        return self._look_down(path) if above is None else self._look_from(above, path)
+        if above is not None and above.kind is None:
+            return Found(None, above.directories, above.lower_below, above.lower_below)
+        return self._said(path, self._way(path))
 
-    def _look_down(self, path: bytes, *, missing: bool = False) -> Found:
-        """As `look`, of a path that there may be nothing at, or is known to be `missing`."""
+    def _way(self, path: bytes) -> _Way:
+        """The upper's directories on the way to a path, and what is at its end."""
         names = paths.parts(path)
-        lower = True
+        kept: KeptDirectory | None = None
         here = self.root_fd
+        lower = True
+        end = -1
+        last = len(names) - 1
         try:
-            for depth, name in enumerate(names, start=1):
-                last = depth == len(names)
-                if last and missing:
-                    return Found(None, depth - 1, lower, lower)
-                entry = syscalls.try_openat2(here, name, _LOOK) if last else _enter(here, name)
-                if entry < 0:
-                    return Found(None, depth - 1, lower, lower)
-                if here != self.root_fd:
-                    os.close(here)
-                here = entry
-                if not last:
-                    lower = lower and self._shows_below(here, is_open=True)
-            return self._found(here, len(names), lower)
+            for depth, name in enumerate(names):
+                found = look_at(here, name)
+                if depth == last or found is None:
+                    return _Way(depth, kept, here, name, found, lower)
+                end += len(name) + 1
+                kept = self._directories.get(path[:end], here, name, found)
+                here = kept.fd
+                lower = lower and marks.shows_below(here)
+            return _Way(0, None, here, b"", os.fstat(here), lower)
         except OSError as error:
             raise _said_of(error, path) from error
-        finally:
-            if here != self.root_fd:
-                os.close(here)
 
-    def _look_from(self, above: Found, path: bytes) -> Found:
-        if above.kind is not None:
+    def _said(self, path: bytes, way: _Way) -> Found:
+        found = way.found
+        lower = way.lower
+        if found is None:
+            return Found(None, way.depth, lower, lower)
+        kind = kind_of(found)
+        if not path:
+            # Of the root the kernel heeds no mark.
+            return Found(kind, 0, lower, lower, found.st_ino, lambda: Stat.of(found))
+        below = lower and kind is Kind.DIR
+        if below:
             try:
-                fd = paths.open_below(self.root_fd, path, os.O_PATH)
-            except FileNotFoundError:
-                pass
-            else:
-                try:
-                    return self._found(fd, above.directories + 1, above.lower_below)
-                finally:
-                    os.close(fd)
-        return Found(None, above.directories, above.lower_below, above.lower_below)
-
-    def _found(self, fd: int, directories: int, lower: bool) -> Found:
-        stat = Stat.of(os.fstat(fd))
-        # Of the root the kernel heeds no mark.
-        below = lower and stat.kind is Kind.DIR and (not directories or self._shows_below(fd))
-        return Found(stat.kind, directories, lower, below, stat.inode, lambda: stat)
-
-    def _shows_below(self, fd: int, *, is_open: bool = False) -> bool:
-        names = marks.names(fd, is_open=is_open)
-        if not names:
-            return True
-        marks.check_names(names)
-        return marks.OPAQUE not in names or marks.get(fd, marks.OPAQUE) != b"y"
+                kept = self._directories.get(path, way.dir_fd, way.name, found)
+                below = marks.shows_below(kept.fd)
+            except OSError as error:
+                raise _said_of(error, path) from error
+        return Found(kind, way.depth + 1, lower, below, found.st_ino, lambda: Stat.of(found))
 
     def open(self, path: bytes) -> BinaryIO:
         """As `LocalStorage.open`, and OverlayError (layer_unsupported) as `check_entry`."""
@@ -187,28 +193,32 @@ class LocalUpper(LocalStorage):
 
     def content(self, path: bytes) -> bytes | Found:
         """As `layers.Upper.content`. Raises as `look` and `open`."""
-        # What the upper has stands before anything else, whatever is above it.
+        way = self._way(path)
+        if way.found is None or not stat_module.S_ISREG(way.found.st_mode):
+            return self._said(path, way)
         try:
-            paths.parts(path)
-            looked = syscalls.try_openat2(self.root_fd, path, _LOOK)
-        except OSError:
-            return self.look(path)
-        if looked < 0:
-            return self._look_down(path, missing=True)
-        try:
-            status = os.fstat(looked)
-            if not stat_module.S_ISREG(status.st_mode):
-                return self.look(path)
-            fd = open_quietly(looked)
+            fd = self._open_looked_at(way)
             try:
+                found = os.fstat(fd)
+                if not stat_module.S_ISREG(found.st_mode):
+                    raise paths.error(errno.EINVAL, path)
                 marks.check_names(marks.names(fd, is_open=True))
-                return read_whole(fd, status.st_size)
+                return read_whole(fd, found.st_size)
             finally:
                 os.close(fd)
         except OSError as error:
             raise _said_of(error, path) from error
-        finally:
-            os.close(looked)
+
+    @staticmethod
+    def _open_looked_at(way: _Way) -> int:
+        # What was a regular file just now. Should it be a FIFO by this time, nothing waits for it; an upper has no devices.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+        try:
+            return syscalls.openat2(way.dir_fd, way.name, flags | os.O_NOATIME)
+        except PermissionError as error:
+            if error.errno != errno.EPERM:
+                raise
+            return syscalls.openat2(way.dir_fd, way.name, flags)
 
     # Writing
 
@@ -434,24 +444,6 @@ class LocalUpper(LocalStorage):
                 inodes.hand_over(dir_fd, staged, *self._owner)
             with inodes.unchanged(parent_fd) if copy_up else contextlib.nullcontext():
                 staging.place(staged, parent_fd, name, dir_fd=dir_fd, replace=replace and not copy_up)
-
-
-def _enter(dir_fd: int, name: bytes) -> int:
-    """A directory's descriptor, for reading where that's permitted; -1 where there is nothing.
-
-    Raises FileNotFoundError for a whiteout, NotADirectoryError for anything else, OSError.
-    """
-    try:
-        return syscalls.try_openat2(dir_fd, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.ELOOP, errno.ENOTDIR):
-            raise
-    fd = syscalls.try_openat2(dir_fd, name, _LOOK)
-    if fd >= 0 and (kind := Stat.of(os.fstat(fd)).kind) is not Kind.DIR:
-        os.close(fd)
-        code = errno.ENOENT if kind is Kind.WHITEOUT else errno.ENOTDIR
-        raise OSError(code, os.strerror(code))
-    return fd
 
 
 def _said_of(error: OSError, path: bytes) -> OSError:
