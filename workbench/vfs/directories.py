@@ -15,12 +15,10 @@ _LIMIT = 32
 class KeptDirectory:
     """A directory that stays open, under `fd`, for as long as anybody holds this; an O_PATH one where it can't be read."""
 
-    __slots__ = ("device", "fd", "inode")
+    __slots__ = ("fd",)
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        found = os.fstat(fd)
-        self.inode, self.device = found.st_ino, found.st_dev
 
     def __del__(self) -> None:
         # No one else knows when the last thread that looks into it is done.
@@ -28,41 +26,35 @@ class KeptDirectory:
 
 
 class KeptDirectories:
-    """Directories by their paths. None is believed to be where it was: its name is looked at anew each time.
+    """Directories by their identity: none is believed to be where it was, its name is looked at anew each time.
 
     That takes one call, where to open it and close it again takes two, and is as safe: while a directory is open no
-    other has its inode number, so that what stands there now is this one or is opened anew.
+    other has its inode number, so that what stands there now is this one or is opened.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, KeptDirectory] = {}
+        self._kept: dict[tuple[int, int], KeptDirectory] = {}
 
     def close(self) -> None:
         """Let go of them all."""
         self._kept.clear()
 
-    def get(self, path: bytes, dir_fd: int, name: bytes, found: os.stat_result) -> KeptDirectory:
-        """The directory at `path`, which is `name` in the open directory `dir_fd`, and there just now was `found`.
+    def enter(self, dir_fd: int, name: bytes, found: os.stat_result) -> KeptDirectory:
+        """What is `name` in an open directory, and was `found` to be just now.
 
         Raises FileNotFoundError for a whiteout and where nothing is any more, NotADirectoryError for anything else but
         a directory, OSError.
         """
-        kept = self._kept.get(path)
-        if kept is not None and kept.inode == found.st_ino and kept.device == found.st_dev:
-            return kept
+        kept = self._kept.get((found.st_dev, found.st_ino))
+        return kept if kept is not None else self._open(dir_fd, name)
+
+    def _open(self, dir_fd: int, name: bytes) -> KeptDirectory:
         opened = KeptDirectory(_enter(dir_fd, name))
+        found = os.fstat(opened.fd)
         if len(self._kept) >= _LIMIT:
             self._kept.clear()
-        self._kept[path] = opened
+        self._kept[found.st_dev, found.st_ino] = opened
         return opened
-
-
-def look_at(dir_fd: int, name: bytes) -> os.stat_result | None:
-    """What has a name in an open directory, a symlink itself; None where nothing has. Raises OSError."""
-    try:
-        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
 
 
 def _enter(dir_fd: int, name: bytes) -> int:

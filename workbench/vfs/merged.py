@@ -9,7 +9,7 @@ from typing import BinaryIO, TypeVar
 
 from workbench.vfs import paths, patterns
 from workbench.vfs.layers import Found, Upper
-from workbench.vfs.storage import BY_NAME, DetailedStorage, Kind, NamingStorage, Stat, Storage
+from workbench.vfs.storage import BY_NAME, BriefStorage, DetailedStorage, Kind, Stat, Storage
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class MergedView:
         self.scratch = scratch
         self.hide_hidden_paths = hide_hidden_paths
         self._detailed = lower if isinstance(lower, DetailedStorage) else None
-        self._naming = lower if isinstance(lower, NamingStorage) else None
+        self._brief = lower if isinstance(lower, BriefStorage) else None
 
     def stat(self, path: bytes) -> Stat:
         """An entry's metadata. Raises FileNotFoundError, NotADirectoryError."""
@@ -55,8 +55,7 @@ class MergedView:
     def kind(self, path: bytes) -> Kind | None:
         """What is there, None where nothing is."""
         try:
-            found = self._look(path)
-            return found.kind or self._stat_below(path, found).kind
+            return self._kind_of(path, self._look(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -96,13 +95,11 @@ class MergedView:
         return self._read_below(path, found, self.lower.open)
 
     def _read_below(self, path: bytes, found: Found, read: Callable[[bytes], T]) -> T:
-        """What the lower gives for a path that the upper has nothing of."""
-        if not found.lower:
-            raise paths.error(errno.ENOENT, path)
+        """What is in the lower's entry at a path that the upper has nothing of."""
         try:
-            return read(path)
+            return self._told_below(path, found, read)
         except NotADirectoryError:
-            # Or it isn't there at all, which depends on the upper.
+            # Or it's a whiteout of the lower's own.
             self._stat_below(path, found)
             raise
 
@@ -296,19 +293,33 @@ class MergedView:
             found.lower = found.lower_below = False
         return found
 
+    def _kind_of(self, path: bytes, found: Found) -> Kind:
+        if found.kind is not None:
+            return found.kind
+        if self._brief is None:
+            return self._stat_below(path, found).kind
+        kind = self._told_below(path, found, self._brief.kind)
+        if kind is Kind.WHITEOUT:
+            raise paths.error(errno.ENOENT, path)
+        return kind
+
     def _stat_below(self, path: bytes, found: Found) -> Stat:
         """The lower's stat of a path that the upper has nothing of."""
+        stat = self._told_below(path, found, self.lower.stat)
+        if stat.kind is Kind.WHITEOUT:
+            raise paths.error(errno.ENOENT, path)
+        return stat
+
+    def _told_below(self, path: bytes, found: Found, tell: Callable[[bytes], T]) -> T:
+        """What the lower tells of a path that the upper has nothing of."""
         if not found.lower:
             raise paths.error(errno.ENOENT, path)
         try:
-            stat = self.lower.stat(path)
+            return tell(path)
         except NotADirectoryError as error:
             if self._replaces(path, found):
                 raise paths.error(errno.ENOENT, path) from error
             raise
-        if stat.kind is Kind.WHITEOUT:
-            raise paths.error(errno.ENOENT, path)
-        return stat
 
     def _replaces(self, path: bytes, found: Found) -> bool:
         """Whether the upper's last directory on the way stands where the lower has something else."""
@@ -324,8 +335,8 @@ class MergedView:
         return [(name, self.lower.stat(_child(path, name)).kind) for name in self.lower.list(path)]
 
     def _names_below(self, path: bytes) -> builtins.list[bytes]:
-        if self._naming is not None:
-            return self._naming.names(path)
+        if self._brief is not None:
+            return self._brief.names(path)
         return [name for name, _ in self._entries_below(path)]
 
 

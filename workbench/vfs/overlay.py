@@ -402,9 +402,6 @@ class Overlay(MergedView):
         if kind is not Kind.DIR:
             raise paths.error(errno.ENOTDIR, path)
 
-    def _kind_of(self, path: bytes, found: Found) -> Kind:
-        return found.kind or self._stat_below(path, found).kind
-
     def _lower_has(self, path: bytes, found: Found) -> bool:
         """Whether the lower would show at a path if the upper had nothing there."""
         if not found.lower:

@@ -115,8 +115,12 @@ class DetailedStorage(Storage, Protocol):
 
 
 @runtime_checkable
-class NamingStorage(Storage, Protocol):
-    """A lower layer that names what it shows in a directory sooner than it tells the kinds."""
+class BriefStorage(Storage, Protocol):
+    """A lower layer that tells a part of what it knows in less time than all of it."""
+
+    def kind(self, path: bytes) -> Kind:
+        """What is at a path. Raises as `stat`."""
+        ...
 
     def names(self, path: bytes) -> builtins.list[bytes]:
         """As `list`, without what a lower layer doesn't show: whiteouts."""

@@ -15,10 +15,10 @@ import stat as stat_module
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from workbench.vfs import inodes, marks, paths, syscalls
-from workbench.vfs.directories import KeptDirectories, KeptDirectory, look_at
+from workbench.vfs.directories import KeptDirectories
 from workbench.vfs.layers import Entry, Found, OpenMode
 from workbench.vfs.local import LocalStorage, read_whole
 from workbench.vfs.marks import Attributes
@@ -30,20 +30,6 @@ __all__ = ["Attributes", "LocalUpper"]
 _NEW_FILE = 0o600
 _NEW_DIRECTORY = 0o700
 _CHUNK = 1 << 20
-
-
-class _Way(NamedTuple):
-    """The end of a way down: `depth` directories of the upper, the last of which is open as `dir_fd`, which `kept` holds.
-
-    `found` is what has the next `name` in it, None where nothing has; `lower` whether the lower shows there.
-    """
-
-    depth: int
-    kept: KeptDirectory | None
-    dir_fd: int
-    name: bytes
-    found: os.stat_result | None
-    lower: bool
 
 
 class LocalUpper(LocalStorage):
@@ -140,46 +126,29 @@ class LocalUpper(LocalStorage):
         """As `layers.Upper.look`. Raises OverlayError (layer_unsupported) as `check_entry`, of directories."""
         if above is not None and above.kind is None:
             return Found(None, above.directories, above.lower_below, above.lower_below)
-        return self._said(path, self._way(path))
-
-    def _way(self, path: bytes) -> _Way:
-        """The upper's directories on the way to a path, and what is at its end."""
         names = paths.parts(path)
-        kept: KeptDirectory | None = None
+        last = len(names) - 1
         here = self.root_fd
         lower = True
-        end = -1
-        last = len(names) - 1
         try:
             for depth, name in enumerate(names):
-                found = look_at(here, name)
-                if depth == last or found is None:
-                    return _Way(depth, kept, here, name, found, lower)
-                end += len(name) + 1
-                kept = self._directories.get(path[:end], here, name, found)
+                try:
+                    found = os.stat(name, dir_fd=here, follow_symlinks=False)
+                except FileNotFoundError:
+                    return Found(None, depth, lower, lower)
+                if depth == last and not stat_module.S_ISDIR(found.st_mode):
+                    return _found(found, depth + 1, lower, False)
+                # The name keeps it open.
+                kept = self._directories.enter(here, name, found)
                 here = kept.fd
-                lower = lower and marks.shows_below(here)
-            return _Way(0, None, here, b"", os.fstat(here), lower)
+                below = lower and marks.shows_below(here)
+                if depth == last:
+                    return _found(found, depth + 1, lower, below)
+                lower = below
+            # Of the root the kernel heeds no mark.
+            return _found(os.fstat(here), 0, True, True)
         except OSError as error:
             raise _said_of(error, path) from error
-
-    def _said(self, path: bytes, way: _Way) -> Found:
-        found = way.found
-        lower = way.lower
-        if found is None:
-            return Found(None, way.depth, lower, lower)
-        kind = kind_of(found)
-        if not path:
-            # Of the root the kernel heeds no mark.
-            return Found(kind, 0, lower, lower, found.st_ino, lambda: Stat.of(found))
-        below = lower and kind is Kind.DIR
-        if below:
-            try:
-                kept = self._directories.get(path, way.dir_fd, way.name, found)
-                below = marks.shows_below(kept.fd)
-            except OSError as error:
-                raise _said_of(error, path) from error
-        return Found(kind, way.depth + 1, lower, below, found.st_ino, lambda: Stat.of(found))
 
     def open(self, path: bytes) -> BinaryIO:
         """As `LocalStorage.open`, and OverlayError (layer_unsupported) as `check_entry`."""
@@ -193,32 +162,21 @@ class LocalUpper(LocalStorage):
 
     def content(self, path: bytes) -> bytes | Found:
         """As `layers.Upper.content`. Raises as `look` and `open`."""
-        way = self._way(path)
-        if way.found is None or not stat_module.S_ISREG(way.found.st_mode):
-            return self._said(path, way)
+        found = self.look(path)
+        if found.kind is not Kind.FILE:
+            return found
+        # Should it be a FIFO by this time, nothing waits for it; an upper has no devices.
+        fd = self._open_quietly(path, os.O_NONBLOCK)
         try:
-            fd = self._open_looked_at(way)
-            try:
-                found = os.fstat(fd)
-                if not stat_module.S_ISREG(found.st_mode):
-                    raise paths.error(errno.EINVAL, path)
-                marks.check_names(marks.names(fd, is_open=True))
-                return read_whole(fd, found.st_size)
-            finally:
-                os.close(fd)
+            opened = os.fstat(fd)
+            if not stat_module.S_ISREG(opened.st_mode):
+                raise paths.error(errno.EINVAL, path)
+            marks.check_names(marks.names(fd, is_open=True))
+            return read_whole(fd, opened.st_size)
         except OSError as error:
             raise _said_of(error, path) from error
-
-    @staticmethod
-    def _open_looked_at(way: _Way) -> int:
-        # What was a regular file just now. Should it be a FIFO by this time, nothing waits for it; an upper has no devices.
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-        try:
-            return syscalls.openat2(way.dir_fd, way.name, flags | os.O_NOATIME)
-        except PermissionError as error:
-            if error.errno != errno.EPERM:
-                raise
-            return syscalls.openat2(way.dir_fd, way.name, flags)
+        finally:
+            os.close(fd)
 
     # Writing
 
@@ -444,6 +402,10 @@ class LocalUpper(LocalStorage):
                 inodes.hand_over(dir_fd, staged, *self._owner)
             with inodes.unchanged(parent_fd) if copy_up else contextlib.nullcontext():
                 staging.place(staged, parent_fd, name, dir_fd=dir_fd, replace=replace and not copy_up)
+
+
+def _found(found: os.stat_result, directories: int, lower: bool, below: bool) -> Found:
+    return Found(kind_of(found), directories, lower, below, found.st_ino, lambda: Stat.of(found))
 
 
 def _said_of(error: OSError, path: bytes) -> OSError:
