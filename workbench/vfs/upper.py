@@ -124,8 +124,25 @@ class LocalUpper(LocalStorage):
 
     def look(self, path: bytes, above: Found | None = None) -> Found:
         """As `layers.Upper.look`. Raises OverlayError (layer_unsupported) as `check_entry`, of directories."""
-        if above is not None and above.kind is None:
-            return Found(None, above.directories, above.lower_below, above.lower_below)
+        return self._look_down(path) if above is None else self._look_from(above, path)
+
+    def _look_from(self, above: Found, path: bytes) -> Found:
+        if above.kind is not None:
+            try:
+                fd = paths.open_below(self.root_fd, path, os.O_PATH)
+            except FileNotFoundError:
+                pass
+            else:
+                try:
+                    found = os.fstat(fd)
+                    is_directory = stat_module.S_ISDIR(found.st_mode)
+                    below = above.lower_below and is_directory and marks.shows_below(fd)
+                    return _found(found, above.directories + 1, above.lower_below, below)
+                finally:
+                    os.close(fd)
+        return Found(None, above.directories, above.lower_below, above.lower_below)
+
+    def _look_down(self, path: bytes) -> Found:
         names = paths.parts(path)
         last = len(names) - 1
         here = self.root_fd
@@ -165,8 +182,14 @@ class LocalUpper(LocalStorage):
         found = self.look(path)
         if found.kind is not Kind.FILE:
             return found
-        # Should it be a FIFO by this time, nothing waits for it; an upper has no devices.
-        fd = self._open_quietly(path, os.O_NONBLOCK)
+        try:
+            # Should it be a FIFO by this time, nothing waits for it; an upper has no devices.
+            fd = self._open_quietly(path, os.O_NONBLOCK)
+        except OSError:
+            found = self.look(path)
+            if found.kind is Kind.FILE:
+                raise
+            return found
         try:
             opened = os.fstat(fd)
             if not stat_module.S_ISREG(opened.st_mode):
