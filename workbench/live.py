@@ -24,6 +24,7 @@ from workbench.sandbox.client import KeeperClient
 from workbench.vfs import handles, paths
 from workbench.vfs.changed_mark import mark_changed
 from workbench.vfs.local import LocalStorage
+from workbench.vfs.merged import Fitting
 from workbench.vfs.overlay import Overlay
 from workbench.vfs.overlay_lock import OverlayLock
 from workbench.vfs.session import OverlayDirectory
@@ -120,10 +121,10 @@ class LiveOverlay(Overlay):
         self._catch_up()
         return super().find(path, kind=kind)
 
-    def glob(self, pattern: bytes) -> list[bytes]:
+    def glob(self, pattern: bytes, fitting: Fitting | None = None) -> list[bytes]:
         """As `Overlay.glob`."""
         self._catch_up()
-        return super().glob(pattern)
+        return super().glob(pattern, fitting)
 
     def readlink(self, path: bytes) -> bytes:
         """As `Overlay.readlink`."""

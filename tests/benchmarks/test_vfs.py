@@ -21,6 +21,11 @@ def test_every_operation_of_ours_is_measured(rows: dict[tuple[str, str], vfs.Row
     assert all(row.ours_ms > 0 for row in rows.values())
 
 
+def test_the_bare_calls_are_measured_for_what_has_a_number_to_reach(rows: dict[tuple[str, str], vfs.Row]) -> None:
+    measured = {what.removesuffix(": bare calls on disk") for what, _ in rows if what.endswith(": bare calls on disk")}
+    assert measured == set(vfs._CALLS["calls on disk"][1])
+
+
 def test_a_row_has_a_ratio_or_says_why_not(rows: dict[tuple[str, str], vfs.Row]) -> None:
     for (_, against), row in rows.items():
         assert bool(row.note) != bool(row.theirs_ms)

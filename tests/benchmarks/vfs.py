@@ -21,6 +21,22 @@ _PAIRS = {
     "face": ("fsspec face, upper in memory", ("fsspec local", "fsspec memory")),
 }
 
+_CALLS = {
+    "calls on disk": (
+        "kernel",
+        (
+            "read lower files",
+            "read them back",
+            "list directories",
+            "read below changed directories",
+            "list changed directories",
+            "glob",
+        ),
+    ),
+    "calls in memory": ("sandfs", ("delete lower files",)),
+}
+"""What the bare system calls take: what is beyond a ratio of theirs isn't theirs to give, whoever makes them."""
+
 
 class Size(NamedTuple):
     """How many small files, how many directories of a hundred more, how many bytes of a big one."""
@@ -55,7 +71,7 @@ def rows(size: Size, rounds: int, peers: tuple[str, ...] = PEERS) -> Iterator[Ro
     """Medians of so many rounds, in which the subjects take turns."""
     answers: dict[str, list[dict[str, float | str]]] = {}
     others = {against for _, each in _PAIRS.values() for against in each if against in peers or against not in PEERS}
-    subjects = sorted({*_PAIRS, *others})
+    subjects = sorted({*_PAIRS, *_CALLS, *others})
     with tempfile.TemporaryDirectory() as directory:
         lower = Path(directory) / "lower"
         make_lower(lower, size)
@@ -64,12 +80,18 @@ def rows(size: Size, rounds: int, peers: tuple[str, ...] = PEERS) -> Iterator[Ro
                 answers.setdefault(subject, []).append(_round(subject, lower, Path(directory)))
     for ours, (name, compared) in _PAIRS.items():
         for what in answers[ours][0]:
-            mine = _median(answers[ours], what)
-            assert isinstance(mine, float), (ours, what, mine)
             for against in filter(others.__contains__, compared):
-                theirs = _median(answers[against], what)
-                row = Row(f"{what}: {name}", mine, against, theirs if isinstance(theirs, float) else 0)
-                yield row if isinstance(theirs, float) else row._replace(note=theirs)
+                yield _row(answers, what, ours, name, against)
+    for ours, (against, asked) in _CALLS.items():
+        for what in asked if against in others else ():
+            yield _row(answers, what, ours, f"bare {ours}", against)
+
+
+def _row(answers: dict[str, list[dict[str, float | str]]], what: str, ours: str, name: str, against: str) -> Row:
+    mine, theirs = _median(answers[ours], what), _median(answers[against], what)
+    assert isinstance(mine, float), (ours, what, mine)
+    row = Row(f"{what}: {name}", mine, against, theirs if isinstance(theirs, float) else 0)
+    return row if isinstance(theirs, float) else row._replace(note=theirs)
 
 
 def _median(told: list[dict[str, float | str]], what: str) -> float | str:

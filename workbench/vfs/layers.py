@@ -110,6 +110,10 @@ class Upper(Protocol):
         """The names in a directory with their kinds, whiteouts too, sorted bytewise."""
         ...
 
+    def names(self, path: bytes) -> list[bytes]:
+        """The names in a directory, sorted bytewise, without those of whiteouts."""
+        ...
+
     def content(self, path: bytes) -> bytes | Found:
         """The content of a regular file of this layer; of anything else, and of nothing, what `look` says."""
         ...

@@ -7,14 +7,16 @@ import errno
 import io
 import os
 import stat as stat_module
+import sys
 from types import TracebackType
 from typing import BinaryIO, Self
 
 from workbench.vfs import marks, paths, syscalls
 from workbench.vfs.scoped import ScopedStorage
-from workbench.vfs.storage import BY_NAME, Kind, Stat
+from workbench.vfs.storage import BY_NAME, Kind, Stat, kind_of
 
 _CHUNK = 1 << 20
+_ENCODING = sys.getfilesystemencoding()
 _OCTAL_ESCAPE = 4
 """The length of an escaped byte in /proc/self/mountinfo: `\\040`."""
 
@@ -71,6 +73,19 @@ class LocalStorage:
         finally:
             os.close(fd)
 
+    def kind(self, path: bytes) -> Kind:
+        """What is at a path. Raises as `stat`."""
+        try:
+            fd = paths.open_below(self.root_fd, path, os.O_PATH)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return self._stat_of_mount(path).kind
+        try:
+            return kind_of(os.fstat(fd))
+        finally:
+            os.close(fd)
+
     def exists(self, path: bytes) -> bool:
         """Whether anything is there, a dangling symlink too. Raises OptionsError, and OSError where it's not told."""
         try:
@@ -88,7 +103,28 @@ class LocalStorage:
                 raise
             return self._list_of_mount(path)
         try:
-            return sorted(os.fsencode(name) for name in os.listdir(fd))
+            return _encoded(os.listdir(fd))
+        finally:
+            os.close(fd)
+
+    def names(self, path: bytes) -> builtins.list[bytes]:
+        """As `list`, without the names of whiteouts."""
+        try:
+            fd = self._open_quietly(path, os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return self._list_of_mount(path)
+        try:
+            whiteout = Kind.WHITEOUT
+            with os.scandir(fd) as listing:
+                return _encoded(
+                    [
+                        entry.name
+                        for entry in listing
+                        if entry.is_file(follow_symlinks=False) or _kind(entry) is not whiteout
+                    ]
+                )
         finally:
             os.close(fd)
 
@@ -106,10 +142,10 @@ class LocalStorage:
             return []
         try:
             file = Kind.FILE
-            # By that path, since of a descriptor the names come as text. Files first, as most are.
-            with os.scandir(marks.itself(fd)) as listing:
+            # Files first, as most are.
+            with os.scandir(fd) as listing:
                 found = [
-                    (entry.name, kind)
+                    (entry.name.encode(_ENCODING, "surrogateescape"), kind)
                     for entry in listing
                     if (kind := file if entry.is_file(follow_symlinks=False) else _kind(entry)) is not None
                 ]
@@ -306,7 +342,7 @@ class OpenDirectory:
 
     def names(self) -> builtins.list[bytes]:
         """As `Directory.names`."""
-        return sorted(os.fsencode(name) for name in os.listdir(self._fd))
+        return _encoded(os.listdir(self._fd))
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -346,7 +382,7 @@ def _refuse_irregular(kind: Kind, path: bytes) -> None:
     raise paths.error(codes.get(kind, errno.EINVAL), path)
 
 
-def _kind(entry: os.DirEntry[bytes]) -> Kind | None:
+def _kind(entry: os.DirEntry[str]) -> Kind | None:
     if entry.is_dir(follow_symlinks=False):
         return Kind.DIR
     if entry.is_symlink():
@@ -355,6 +391,12 @@ def _kind(entry: os.DirEntry[bytes]) -> Kind | None:
         return Stat.of(entry.stat(follow_symlinks=False)).kind
     except FileNotFoundError:
         return None
+
+
+def _encoded(names: list[str]) -> list[bytes]:
+    """Names as the bytes that they are on disk, sorted."""
+    # All of them at once, which is a tenth of the work.
+    return sorted("/".join(names).encode(_ENCODING, "surrogateescape").split(b"/")) if names else []
 
 
 def _unescape(field: bytes) -> bytes:

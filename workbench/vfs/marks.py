@@ -18,6 +18,7 @@ PREFIX = b"user.overlay."
 OPAQUE = b"user.overlay.opaque"
 ORIGIN = b"user.overlay.origin"
 _REFUSED = (b"user.overlay.redirect", b"user.overlay.metacopy")
+_HEEDED = frozenset(os.fsdecode(name) for name in (OPAQUE, *_REFUSED))
 
 # struct ovl_fb: version, magic, length of all, flags, handle type, uuid of the lower filesystem; the handle follows.
 _ORIGIN_HEADER = struct.Struct("=BBBBB16s")
@@ -74,6 +75,18 @@ def names(fd: int, *, is_open: bool = False) -> list[bytes]:
         if is_open and error.errno == errno.EBADF:
             return names(fd)
         raise
+
+
+def shows_below(fd: int) -> bool:
+    """Whether an upper directory lets a lower one show. Raises OSError, and OverlayError as `check`."""
+    try:
+        present = os.listxattr(fd)
+    except OSError:
+        present = [os.fsdecode(name) for name in names(fd)]
+    if _HEEDED.isdisjoint(present):
+        return True
+    check_names([os.fsencode(name) for name in present])
+    return get(fd, OPAQUE) != b"y"
 
 
 def others(fd: int, present: list[bytes]) -> tuple[tuple[bytes, bytes], ...]:

@@ -121,6 +121,10 @@ class MemoryUpper:
         # A copy first, which no thread can change meanwhile.
         return sorted((name, node.kind) for name, node in self._directory(path).children.copy().items())
 
+    def names(self, path: bytes) -> builtins.list[bytes]:
+        """As `layers.Upper.names`."""
+        return sorted(name for name, node in self._directory(path).children.copy().items() if node is not _WHITEOUT)
+
     def content(self, path: bytes) -> bytes | Found:
         """As `layers.Upper.content`."""
         node = self._find(path)

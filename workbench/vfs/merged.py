@@ -9,9 +9,12 @@ from typing import BinaryIO, TypeVar
 
 from workbench.vfs import paths, patterns
 from workbench.vfs.layers import Found, Upper
-from workbench.vfs.storage import BY_NAME, DetailedStorage, Kind, Stat, Storage
+from workbench.vfs.storage import BY_NAME, BriefStorage, DetailedStorage, Kind, Stat, Storage
 
 T = TypeVar("T")
+
+Fitting = Callable[[bytes, list[tuple[bytes, Kind]]], list[tuple[bytes, Kind]]]
+"""What a wildcard may fit of the entries of a directory, (name, kind)."""
 
 
 class MergedView:
@@ -38,6 +41,7 @@ class MergedView:
         self.scratch = scratch
         self.hide_hidden_paths = hide_hidden_paths
         self._detailed = lower if isinstance(lower, DetailedStorage) else None
+        self._brief = lower if isinstance(lower, BriefStorage) else None
 
     def stat(self, path: bytes) -> Stat:
         """An entry's metadata. Raises FileNotFoundError, NotADirectoryError."""
@@ -51,19 +55,16 @@ class MergedView:
     def kind(self, path: bytes) -> Kind | None:
         """What is there, None where nothing is."""
         try:
-            found = self._look(path)
-            return found.kind or self._stat_below(path, found).kind
+            return self._kind_of(path, self._look(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def list(self, path: bytes) -> builtins.list[bytes]:
         """The names in a directory, sorted bytewise, without hidden ones. Raises as `stat`, and NotADirectoryError."""
-        merged = self._merge(path)[1]
-        if path and not self.hide_hidden_paths:
-            # Nothing is hidden here: the usual case, in one pass.
-            whiteout = Kind.WHITEOUT
-            return [name for name, kind in merged if kind is not whiteout]
-        return [name for name, _ in self._visible(path, merged, self._is_hidden(path))]
+        _, names = self._steady(path, None, self._names_of_both, self.upper.names, self._names_below)
+        if (path and not self.hide_hidden_paths) or self._is_hidden(path):
+            return names
+        return [name for name in names if not self._hides(path, name)]
 
     def entries(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         """As `list`, with the kind of each entry."""
@@ -94,13 +95,11 @@ class MergedView:
         return self._read_below(path, found, self.lower.open)
 
     def _read_below(self, path: bytes, found: Found, read: Callable[[bytes], T]) -> T:
-        """What the lower gives for a path that the upper has nothing of."""
-        if not found.lower:
-            raise paths.error(errno.ENOENT, path)
+        """What is in the lower's entry at a path that the upper has nothing of."""
         try:
-            return read(path)
+            return self._told_below(path, found, read)
         except NotADirectoryError:
-            # Or it isn't there at all, which depends on the upper.
+            # Or it's a whiteout of the lower's own.
             self._stat_below(path, found)
             raise
 
@@ -169,19 +168,20 @@ class MergedView:
         depths = range(len(paths.parts(top)), len(names))
         return self._is_hidden(top) or not any(self._hides(b"/".join(names[:at]), names[at]) for at in depths)
 
-    def glob(self, pattern: bytes) -> builtins.list[bytes]:
+    def glob(self, pattern: bytes, fitting: Fitting | None = None) -> builtins.list[bytes]:
         """The paths that fit a pattern, sorted bytewise.
 
         By component: `*` is any characters, `?` one character (or one byte that isn't UTF-8), `[a-c]`, `[!a-c]` one of
         them or not; `**` is any number of directories, none as well, at the end all that is below. Dotfiles fit too.
-        Hidden paths only where the pattern names them; no symlink is followed. Raises OptionsError.
+        Hidden paths only where the pattern names them; no symlink is followed. `fitting` says, of a directory's path and
+        what is visible in it, what of that a wildcard may fit, all where there's none. Raises OptionsError.
         """
 
-        def entries(path: bytes, above: Found | None) -> tuple[Found, builtins.list[tuple[bytes, Kind]]]:
-            found, merged = self._merge(path, above)
-            return found, self._visible(path, merged, self._is_hidden(path))
+        def visible(path: bytes, merged: builtins.list[tuple[bytes, Kind]]) -> builtins.list[tuple[bytes, Kind]]:
+            shown = self._visible(path, merged, self._is_hidden(path))
+            return shown if fitting is None else fitting(path, shown)
 
-        return patterns.glob(pattern, self.kind, entries)
+        return patterns.glob(pattern, self.kind, self._merge, visible)
 
     def getxattr(self, path: bytes, name: bytes) -> bytes:
         """One extended attribute of an entry. Raises as `stat`, OSError(ENODATA) where there is none."""
@@ -203,35 +203,64 @@ class MergedView:
         return self._detailed.xattrs(path) if self._detailed is not None else {}
 
     def _merge(self, path: bytes, above: Found | None = None) -> tuple[Found, builtins.list[tuple[bytes, Kind]]]:
-        """What the upper says of a directory, and all raw names in it, sorted; `above` is what it says of the parent."""
+        """What the upper says of a directory, and all that is in it, sorted; `above` is what it says of the parent."""
+        return self._steady(path, above, self._both, self._own, self._entries_below)
+
+    def _steady(
+        self,
+        path: bytes,
+        above: Found | None,
+        both: Callable[[bytes], T],
+        own: Callable[[bytes], T],
+        below: Callable[[bytes], T],
+    ) -> tuple[Found, T]:
+        """What the upper says of a directory, and what is in it: in both layers, in the upper alone, or in the lower."""
         found = self._look(path, above)
         while found.kind is not None and found.lower_below:
-            merged = self._both(path)
+            merged = both(path)
             # A directory that was deleted meanwhile has lost its whiteouts first, so that lower names would come back.
             again = self._look(path, above)
             if again.same_directory(found):
                 return found, merged
             found = again
         if found.kind is not None:
-            return found, self.upper.entries(path)
-        return found, self._read_below(path, found, self._entries_below)
+            return found, own(path)
+        return found, self._read_below(path, found, below)
 
     def _both(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
-        """The raw names in a directory of both layers, those of the upper before those of the lower."""
         try:
             below = self._entries_below(path)
         except (FileNotFoundError, NotADirectoryError):
-            return self.upper.entries(path)
+            return self._own(path)
         above = self.upper.entries(path)
-        return sorted({**dict(below), **dict(above)}.items(), key=BY_NAME) if above else below
+        # Those of the upper stand before those of the lower.
+        return _shown(sorted({**dict(below), **dict(above)}.items(), key=BY_NAME)) if above else below
+
+    def _own(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
+        return _shown(self.upper.entries(path))
+
+    def _names_of_both(self, path: bytes) -> builtins.list[bytes]:
+        try:
+            below = self._names_below(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return self.upper.names(path)
+        above = self.upper.entries(path)
+        if not above:
+            return below
+        names = dict.fromkeys(below)
+        for name, kind in above:
+            if kind is Kind.WHITEOUT:
+                names.pop(name, None)
+            else:
+                names[name] = None
+        return sorted(names)
 
     def _visible(
         self, path: bytes, merged: builtins.list[tuple[bytes, Kind]], hidden: bool
     ) -> builtins.list[tuple[bytes, Kind]]:
-        whiteout = Kind.WHITEOUT
         if not hidden and (self.hide_hidden_paths or not path):
-            return [each for each in merged if each[1] is not whiteout and not self._hides(path, each[0])]
-        return [each for each in merged if each[1] is not whiteout]
+            return [each for each in merged if not self._hides(path, each[0])]
+        return merged
 
     def _hides(self, path: bytes, name: bytes) -> bool:
         if not path and name == self.scratch:
@@ -264,19 +293,33 @@ class MergedView:
             found.lower = found.lower_below = False
         return found
 
+    def _kind_of(self, path: bytes, found: Found) -> Kind:
+        if found.kind is not None:
+            return found.kind
+        if self._brief is None:
+            return self._stat_below(path, found).kind
+        kind = self._told_below(path, found, self._brief.kind)
+        if kind is Kind.WHITEOUT:
+            raise paths.error(errno.ENOENT, path)
+        return kind
+
     def _stat_below(self, path: bytes, found: Found) -> Stat:
         """The lower's stat of a path that the upper has nothing of."""
+        stat = self._told_below(path, found, self.lower.stat)
+        if stat.kind is Kind.WHITEOUT:
+            raise paths.error(errno.ENOENT, path)
+        return stat
+
+    def _told_below(self, path: bytes, found: Found, tell: Callable[[bytes], T]) -> T:
+        """What the lower tells of a path that the upper has nothing of."""
         if not found.lower:
             raise paths.error(errno.ENOENT, path)
         try:
-            stat = self.lower.stat(path)
+            return tell(path)
         except NotADirectoryError as error:
             if self._replaces(path, found):
                 raise paths.error(errno.ENOENT, path) from error
             raise
-        if stat.kind is Kind.WHITEOUT:
-            raise paths.error(errno.ENOENT, path)
-        return stat
 
     def _replaces(self, path: bytes, found: Found) -> bool:
         """Whether the upper's last directory on the way stands where the lower has something else."""
@@ -288,12 +331,22 @@ class MergedView:
 
     def _entries_below(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         if self._detailed is not None:
-            return self._detailed.entries(path)
+            return _shown(self._detailed.entries(path))
         return [(name, self.lower.stat(_child(path, name)).kind) for name in self.lower.list(path)]
+
+    def _names_below(self, path: bytes) -> builtins.list[bytes]:
+        if self._brief is not None:
+            return self._brief.names(path)
+        return [name for name, _ in self._entries_below(path)]
 
 
 def _child(path: bytes, name: bytes) -> bytes:
     return path + b"/" + name if path else name
+
+
+def _shown(entries: list[tuple[bytes, Kind]]) -> list[tuple[bytes, Kind]]:
+    whiteout = Kind.WHITEOUT
+    return [each for each in entries if each[1] is not whiteout]
 
 
 def _is_hidden_name(name: bytes) -> bool:

@@ -297,7 +297,7 @@ class Overlay(MergedView):
                 below = (_child(here, name), _child(there, name))
                 if kind is Kind.DIR:
                     waiting.append(below)
-                elif kind is not Kind.WHITEOUT:
+                else:
                     self._copy(*below, self.upper.look(below[1]))
         # Last, since the owner may have closed a directory to himself.
         for there, mode in reversed(made):
@@ -402,9 +402,6 @@ class Overlay(MergedView):
         if kind is not Kind.DIR:
             raise paths.error(errno.ENOTDIR, path)
 
-    def _kind_of(self, path: bytes, found: Found) -> Kind:
-        return found.kind or self._stat_below(path, found).kind
-
     def _lower_has(self, path: bytes, found: Found) -> bool:
         """Whether the lower would show at a path if the upper had nothing there."""
         if not found.lower:
@@ -415,7 +412,7 @@ class Overlay(MergedView):
             return False
 
     def _refuse_full(self, path: bytes) -> None:
-        if any(kind is not Kind.WHITEOUT for _, kind in self._merge(path)[1]):
+        if self._merge(path)[1]:
             raise paths.error(errno.ENOTEMPTY, path)
 
     def _lower_xattrs(self, path: bytes) -> dict[bytes, bytes]:
@@ -477,11 +474,10 @@ class Overlay(MergedView):
             if not found.lower_below:
                 continue
             for name, kind in merged:
-                if kind is not Kind.WHITEOUT:
-                    below = _child(here, name)
-                    self._copy_up(below, self.upper.look(below, found))
-                    if kind is Kind.DIR:
-                        waiting.append((below, found))
+                below = _child(here, name)
+                self._copy_up(below, self.upper.look(below, found))
+                if kind is Kind.DIR:
+                    waiting.append((below, found))
 
     def _settle(self, path: bytes) -> None:
         """Copy up what is open for writing at a path, or below, before it's taken away: it stays that file."""

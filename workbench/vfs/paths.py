@@ -128,6 +128,11 @@ def open_below(root_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
         return _open_again(root_fd, flags)
     if len(path) < _PATH_MAX:
         try:
+            return syscalls.openat2(root_fd, path, flags | os.O_NOFOLLOW, mode)
+        except OSError as failure:
+            if failure.errno != errno.ELOOP:
+                raise error(failure.errno or errno.EIO, path) from failure
+        try:
             return _open_piece(root_fd, path, flags | os.O_NOFOLLOW, mode)
         except OSError as failure:
             raise error(failure.errno or errno.EIO, path) from failure

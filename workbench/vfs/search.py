@@ -80,11 +80,10 @@ def glob(view: MergedView, pattern: bytes, *, ignored: bool = False, limit: int 
     """
     rules = _Rules(view)
 
-    def entries(path: bytes, _: None) -> tuple[None, list[tuple[bytes, Kind]]]:
-        found = view.entries(path)
-        return None, found if ignored else [each for each in found if not rules.ignores(path, *each)]
+    def fitting(path: bytes, entries: list[tuple[bytes, Kind]]) -> list[tuple[bytes, Kind]]:
+        return entries if ignored else [each for each in entries if not rules.ignores(path, *each)]
 
-    found = patterns.glob(pattern, view.kind, entries)
+    found = view.glob(pattern, fitting)
     return Paths(tuple(found[:limit]), len(found) <= limit)
 
 

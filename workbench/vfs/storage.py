@@ -48,14 +48,10 @@ class Stat(NamedTuple):
 
     @classmethod
     def of(cls, result: os.stat_result) -> Stat:
-        """Convert what `os.lstat` or `os.fstat` returned; a character device 0:0 is a `WHITEOUT`."""
-        mode = result.st_mode
-        kind = _KINDS.get(stat_module.S_IFMT(mode))
-        if kind is None:
-            kind = Kind.WHITEOUT if stat_module.S_ISCHR(mode) and result.st_rdev == 0 else Kind.DEVICE
+        """Convert what `os.lstat` or `os.fstat` returned."""
         return cls(
-            kind,
-            stat_module.S_IMODE(mode),
+            kind_of(result),
+            stat_module.S_IMODE(result.st_mode),
             result.st_uid,
             result.st_gid,
             result.st_size,
@@ -65,6 +61,15 @@ class Stat(NamedTuple):
             result.st_nlink,
             result.st_dev,
         )
+
+
+def kind_of(result: os.stat_result) -> Kind:
+    """The kind in what `os.lstat` or `os.fstat` returned; a character device 0:0 is a `WHITEOUT`."""
+    mode = result.st_mode
+    kind = _KINDS.get(stat_module.S_IFMT(mode))
+    if kind is None:
+        kind = Kind.WHITEOUT if stat_module.S_ISCHR(mode) and result.st_rdev == 0 else Kind.DEVICE
+    return kind
 
 
 BY_NAME = itemgetter(0)
@@ -106,6 +111,19 @@ class DetailedStorage(Storage, Protocol):
 
     def xattrs(self, path: bytes) -> dict[bytes, bytes]:
         """The extended attributes of an entry, copied up with it. Raises as `stat`."""
+        ...
+
+
+@runtime_checkable
+class BriefStorage(Storage, Protocol):
+    """A lower layer that tells a part of what it knows in less time than all of it."""
+
+    def kind(self, path: bytes) -> Kind:
+        """What is at a path. Raises as `stat`."""
+        ...
+
+    def names(self, path: bytes) -> builtins.list[bytes]:
+        """As `list`, without what a lower layer doesn't show: whiteouts."""
         ...
 
 

@@ -31,6 +31,7 @@ _AT_EMPTY_PATH = 0x1000
 _STATX_BTIME = 0x800
 _MAX_HANDLE_SIZE = 128
 _FICLONE = 0x40049409
+_MAKING = os.O_CREAT | os.O_TMPFILE
 _COPY_CHUNK = 1 << 20
 _COPY_RANGE_CHUNK = 1 << 30
 
@@ -146,29 +147,14 @@ def openat2(dir_fd: int, path: bytes, flags: int, mode: int = 0, resolve: int = 
         return _walk(dir_fd, path, flags, mode, same_mount=bool(resolve & RESOLVE_NO_XDEV))
     if b"\0" in path:
         raise ValueError("embedded null byte")
-    how = _how(flags, mode if flags & (os.O_CREAT | os.O_TMPFILE) else 0, resolve)
-    function = _openat2_function()
+    how = _how(flags, mode if flags & _MAKING else 0, resolve)
     while True:
-        result = function(_OPENAT2, dir_fd, path, how, _HOW_SIZE)
+        result = _openat2_function()(_OPENAT2, dir_fd, path, how, _HOW_SIZE)
         if result >= 0:
             return result
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))
-
-
-def try_openat2(dir_fd: int, path: bytes, flags: int) -> int:
-    """As `openat2`, fully confined, for what often isn't there: a descriptor, or -1 for ENOENT. Raises any other OSError."""
-    if _has_openat2():
-        result = _openat2_function()(_OPENAT2, dir_fd, path, _how(flags, 0, RESOLVE_CONFINED), _HOW_SIZE)
-        if result >= 0:
-            return result
-        if ctypes.get_errno() == errno.ENOENT:
-            return -1
-    try:
-        return openat2(dir_fd, path, flags)
-    except FileNotFoundError:
-        return -1
 
 
 def _walk(dir_fd: int, path: bytes, flags: int, mode: int, *, same_mount: bool) -> int:

@@ -18,15 +18,15 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from workbench.vfs import inodes, marks, paths, syscalls
+from workbench.vfs.directories import KeptDirectories
 from workbench.vfs.layers import Entry, Found, OpenMode
-from workbench.vfs.local import LocalStorage, open_quietly, read_whole
+from workbench.vfs.local import LocalStorage, read_whole
 from workbench.vfs.marks import Attributes
 from workbench.vfs.staging import Staging
-from workbench.vfs.storage import Kind, Stat
+from workbench.vfs.storage import Kind, Stat, kind_of
 
 __all__ = ["Attributes", "LocalUpper"]
 
-_LOOK = os.O_PATH | os.O_NOFOLLOW
 _NEW_FILE = 0o600
 _NEW_DIRECTORY = 0o700
 _CHUNK = 1 << 20
@@ -49,12 +49,14 @@ class LocalUpper(LocalStorage):
         self._work = work
         self._owner = owner
         self._staging: Staging | None = None
+        self._directories = KeptDirectories()
 
     def close(self) -> None:
         """Close the root, and take away what was staged; safe to call again."""
         if self._staging is not None:
             self._staging.close()
             self._staging = None
+        self._directories.close()
         super().close()
 
     # The marks
@@ -124,31 +126,6 @@ class LocalUpper(LocalStorage):
         """As `layers.Upper.look`. Raises OverlayError (layer_unsupported) as `check_entry`, of directories."""
         return self._look_down(path) if above is None else self._look_from(above, path)
 
-    def _look_down(self, path: bytes, *, missing: bool = False) -> Found:
-        """As `look`, of a path that there may be nothing at, or is known to be `missing`."""
-        names = paths.parts(path)
-        lower = True
-        here = self.root_fd
-        try:
-            for depth, name in enumerate(names, start=1):
-                last = depth == len(names)
-                if last and missing:
-                    return Found(None, depth - 1, lower, lower)
-                entry = syscalls.try_openat2(here, name, _LOOK) if last else _enter(here, name)
-                if entry < 0:
-                    return Found(None, depth - 1, lower, lower)
-                if here != self.root_fd:
-                    os.close(here)
-                here = entry
-                if not last:
-                    lower = lower and self._shows_below(here, is_open=True)
-            return self._found(here, len(names), lower)
-        except OSError as error:
-            raise _said_of(error, path) from error
-        finally:
-            if here != self.root_fd:
-                os.close(here)
-
     def _look_from(self, above: Found, path: bytes) -> Found:
         if above.kind is not None:
             try:
@@ -157,23 +134,38 @@ class LocalUpper(LocalStorage):
                 pass
             else:
                 try:
-                    return self._found(fd, above.directories + 1, above.lower_below)
+                    found = os.fstat(fd)
+                    is_directory = stat_module.S_ISDIR(found.st_mode)
+                    below = above.lower_below and is_directory and marks.shows_below(fd)
+                    return _found(found, above.directories + 1, above.lower_below, below)
                 finally:
                     os.close(fd)
         return Found(None, above.directories, above.lower_below, above.lower_below)
 
-    def _found(self, fd: int, directories: int, lower: bool) -> Found:
-        stat = Stat.of(os.fstat(fd))
-        # Of the root the kernel heeds no mark.
-        below = lower and stat.kind is Kind.DIR and (not directories or self._shows_below(fd))
-        return Found(stat.kind, directories, lower, below, stat.inode, lambda: stat)
-
-    def _shows_below(self, fd: int, *, is_open: bool = False) -> bool:
-        names = marks.names(fd, is_open=is_open)
-        if not names:
-            return True
-        marks.check_names(names)
-        return marks.OPAQUE not in names or marks.get(fd, marks.OPAQUE) != b"y"
+    def _look_down(self, path: bytes) -> Found:
+        names = paths.parts(path)
+        last = len(names) - 1
+        here = self.root_fd
+        lower = True
+        try:
+            for depth, name in enumerate(names):
+                try:
+                    found = os.stat(name, dir_fd=here, follow_symlinks=False)
+                except FileNotFoundError:
+                    return Found(None, depth, lower, lower)
+                if depth == last and not stat_module.S_ISDIR(found.st_mode):
+                    return _found(found, depth + 1, lower, False)
+                # The name keeps it open.
+                kept = self._directories.enter(here, name, found)
+                here = kept.fd
+                below = lower and marks.shows_below(here)
+                if depth == last:
+                    return _found(found, depth + 1, lower, below)
+                lower = below
+            # Of the root the kernel heeds no mark.
+            return _found(os.fstat(here), 0, True, True)
+        except OSError as error:
+            raise _said_of(error, path) from error
 
     def open(self, path: bytes) -> BinaryIO:
         """As `LocalStorage.open`, and OverlayError (layer_unsupported) as `check_entry`."""
@@ -187,28 +179,27 @@ class LocalUpper(LocalStorage):
 
     def content(self, path: bytes) -> bytes | Found:
         """As `layers.Upper.content`. Raises as `look` and `open`."""
-        # What the upper has stands before anything else, whatever is above it.
+        found = self.look(path)
+        if found.kind is not Kind.FILE:
+            return found
         try:
-            paths.parts(path)
-            looked = syscalls.try_openat2(self.root_fd, path, _LOOK)
+            # Should it be a FIFO by this time, nothing waits for it; an upper has no devices.
+            fd = self._open_quietly(path, os.O_NONBLOCK)
         except OSError:
-            return self.look(path)
-        if looked < 0:
-            return self._look_down(path, missing=True)
+            found = self.look(path)
+            if found.kind is Kind.FILE:
+                raise
+            return found
         try:
-            status = os.fstat(looked)
-            if not stat_module.S_ISREG(status.st_mode):
-                return self.look(path)
-            fd = open_quietly(looked)
-            try:
-                marks.check_names(marks.names(fd, is_open=True))
-                return read_whole(fd, status.st_size)
-            finally:
-                os.close(fd)
+            opened = os.fstat(fd)
+            if not stat_module.S_ISREG(opened.st_mode):
+                raise paths.error(errno.EINVAL, path)
+            marks.check_names(marks.names(fd, is_open=True))
+            return read_whole(fd, opened.st_size)
         except OSError as error:
             raise _said_of(error, path) from error
         finally:
-            os.close(looked)
+            os.close(fd)
 
     # Writing
 
@@ -436,22 +427,8 @@ class LocalUpper(LocalStorage):
                 staging.place(staged, parent_fd, name, dir_fd=dir_fd, replace=replace and not copy_up)
 
 
-def _enter(dir_fd: int, name: bytes) -> int:
-    """A directory's descriptor, for reading where that's permitted; -1 where there is nothing.
-
-    Raises FileNotFoundError for a whiteout, NotADirectoryError for anything else, OSError.
-    """
-    try:
-        return syscalls.try_openat2(dir_fd, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.ELOOP, errno.ENOTDIR):
-            raise
-    fd = syscalls.try_openat2(dir_fd, name, _LOOK)
-    if fd >= 0 and (kind := Stat.of(os.fstat(fd)).kind) is not Kind.DIR:
-        os.close(fd)
-        code = errno.ENOENT if kind is Kind.WHITEOUT else errno.ENOTDIR
-        raise OSError(code, os.strerror(code))
-    return fd
+def _found(found: os.stat_result, directories: int, lower: bool, below: bool) -> Found:
+    return Found(kind_of(found), directories, lower, below, found.st_ino, lambda: Stat.of(found))
 
 
 def _said_of(error: OSError, path: bytes) -> OSError:
