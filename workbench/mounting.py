@@ -152,16 +152,16 @@ class Mounting:
         finally:
             lock.close()
 
-    async def lock_or_keeper(self, timeout: float) -> OverlayLock | KeeperClient:
+    async def lock_or_keeper(self, timeout: float, *, notes: bool = False) -> OverlayLock | KeeperClient:
         """The overlay's lock, or a client as soon as a keeper answers, which holds the lock for as long as it lives.
 
-        One of the two comes, unless another process is at the overlay for longer than `timeout`, in seconds. Raises
-        OverlayError (overlay_busy).
+        One of the two comes, unless another process is at the overlay for longer than `timeout`, in seconds. `notes` as of
+        `OverlayDirectory.take_lock`. Raises OverlayError (overlay_busy).
         """
         deadline = time.monotonic() + timeout
         while True:
             with contextlib.suppress(OverlayError):
-                return await to_thread.run_sync(self._overlay.take_lock, 0.2)
+                return await to_thread.run_sync(partial(self._overlay.take_lock, 0.2, notes=notes))
             client = await KeeperClient.connect(self._overlay.path)
             if client is not None:
                 return client

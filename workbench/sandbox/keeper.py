@@ -172,6 +172,8 @@ class Keeper:
         if self._spec.egress_path:
             _empty_directory(self._spec.egress_path)
         backend = self._backend
+        # No command tells what it writes.
+        self._overlay.dirty.forget()
         self._record(self._mount())
         if self._copied:
             # What the sandbox sees is what stood there when it was copied.

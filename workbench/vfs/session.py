@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from workbench.errors import OverlayError, StateError
 from workbench.protocol.records import MountRecord, OverlayRecord
 from workbench.vfs import paths
+from workbench.vfs.dirty import DirtyPaths
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.statefile import read_json, write_json
 from workbench.vfs.upper import LocalUpper
@@ -62,6 +63,8 @@ class OverlayDirectory:
         self.work_path = os.path.join(path, "work")
         self._lock_path = os.path.join(path, "lock")
         self._record_path = os.path.join(path, _RECORD)
+        self.dirty = DirtyPaths(path)
+        """What was written in the upper layer since its last checkpoint, as far as that's known."""
 
     @classmethod
     def create(cls, path: str, session: str, scratch: str = "_notes", timeout: float = 10.0) -> OverlayDirectory:
@@ -123,7 +126,8 @@ class OverlayDirectory:
     def lock(self, timeout: float = 0.0) -> Iterator[OverlayLock]:
         """Hold the overlay's lock: flock(2) on `lock`, exclusive.
 
-        `timeout` is in seconds, 0 tries once. Raises OverlayError (overlay_busy) where another holds it, OSError.
+        `timeout` is in seconds, 0 tries once. What the holder writes in the upper layer isn't known of. Raises OverlayError
+        (overlay_busy) where another holds it, OSError.
         """
         held = self.take_lock(timeout)
         try:
@@ -131,11 +135,14 @@ class OverlayDirectory:
         finally:
             held.close()
 
-    def take_lock(self, timeout: float = 0.0) -> OverlayLock:
-        """As `lock`, for the caller to close, or to leave to a child. Raises as `lock`."""
+    def take_lock(self, timeout: float = 0.0, *, notes: bool = False) -> OverlayLock:
+        """As `lock`, for the caller to close, or to leave to a child.
+
+        `notes` promises to note in `dirty` whatever is written, before it is. Raises as `lock`.
+        """
         deadline = time.monotonic() + timeout
         while True:
-            held = self._try_lock()
+            held = self._try_lock(notes=notes)
             if held is not None:
                 return held
             if time.monotonic() >= deadline:
@@ -174,11 +181,13 @@ class OverlayDirectory:
         os.set_inheritable(fd, False)
         return OverlayLock(fd)
 
-    def _try_lock(self) -> OverlayLock | None:
+    def _try_lock(self, *, notes: bool) -> OverlayLock | None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._lock_path, flags, 0o600)
         try:
             if self._lock(fd):
+                if not notes:
+                    self.dirty.forget()
                 return OverlayLock(fd)
         except BaseException:
             os.close(fd)
