@@ -166,10 +166,9 @@ class Packs:
         return None
 
     def _read_indexes(self) -> None:
-        present = {
-            name[:-4] for name in os.listdir(self._directory) if name.startswith("pack-") and name[-4:] == ".idx"
-        }
-        for gone in [name for name in self._indexes if name not in present]:
+        names = set(os.listdir(self._directory))
+        present = {name[:-4] for name in names if name.startswith("pack-") and name[-4:] == ".idx"}
+        for gone in [name for name in self._indexes if name not in present or f"{name}.pack" not in names]:
             del self._indexes[gone]
             if gone in self._fds:
                 os.close(self._fds.pop(gone))
