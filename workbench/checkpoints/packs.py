@@ -101,6 +101,11 @@ class Packs:
         """What is wrong with each pack that can't be read, by the pack's name."""
         return dict(self._broken)
 
+    def names(self) -> frozenset[str]:
+        """The names of the packs that can be read. Raises OSError."""
+        self.refresh()
+        return frozenset(self._indexes)
+
     def __contains__(self, oid: bytes) -> bool:
         if self._all is None:
             self._lookups += 1

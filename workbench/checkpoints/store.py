@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import fcntl
+import json
 import os
 import re
 import time
@@ -282,6 +283,24 @@ class CheckpointStore(StoredContents):
         """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
         last = last_scanned(self._history(session).rows())
         return self._checkpoint(session, last) if last is not None else None
+
+    def standing(self, session: str) -> str:
+        """What a session's next checkpoint builds on, as a text for `stands`. Raises as `latest`."""
+        last = last_scanned(self._history(session).rows())
+        return json.dumps([self._foundation(last), *self._packs.names()] if last is not None else [])
+
+    def stands(self, session: str, standing: str) -> bool:
+        """Whether that is what the next checkpoint builds on, and nothing was taken away from the store since.
+
+        Raises as `latest`.
+        """
+        last = last_scanned(self._history(session).rows())
+        told = json.loads(standing)
+        return last is not None and told[:1] == [self._foundation(last)] and self._packs.names() >= set(told[1:])
+
+    def _foundation(self, row: Row) -> str:
+        # A purge makes another tree of it.
+        return f"{row.number} {self._tree_id(row).hex()} {os.stat(self.big_directory).st_mtime_ns}"
 
     def all(self, session: str) -> Sequence[Checkpoint]:
         """Every checkpoint of a session, oldest first, also those that were replaced. Raises as `latest`."""

@@ -53,15 +53,15 @@ class DirtyPaths:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
-    def since(self, since: str) -> frozenset[bytes] | None:
-        """The paths at or below which something was written since that moment; None where that isn't known."""
+    def known(self) -> tuple[str, frozenset[bytes]] | None:
+        """Since when it's known, and the paths at or below which something was written; None where nothing is."""
         try:
             with open(self._path, "rb") as file:
                 content = file.read()
         except OSError:
             return None
-        boot, named, *paths, rest = content.split(b"\0") if content.count(b"\0") > 1 else (b"", b"", b"?")
-        return None if rest or (boot, named) != (_boot_id(), os.fsencode(since)) else frozenset(paths)
+        boot, since, *paths, rest = content.split(b"\0") if content.count(b"\0") > 1 else (b"", b"", b"cut")
+        return None if rest or boot != _boot_id() else (os.fsdecode(since), frozenset(paths))
 
 
 def _boot_id() -> bytes:
