@@ -60,14 +60,16 @@ def wanting(known: Manifest, has: Callable[[str], bool]) -> list[bytes]:
     found = []
     for path, entry in known.entries.items():
         base = known.bases.get(path)
-        if base is None or (not has(base.blob) if base.blob else _may_have_content(entry, base)):
+        if base is None or (base.certainty is Certainty.KNOWN and not _has_content(entry, base, has)):
             found.append(path)
     return found
 
 
-def _may_have_content(entry: Entry, base: Base) -> bool:
-    is_known = base.certainty is Certainty.KNOWN and base.size <= side_store.LIMIT
-    return is_known and entry.kind in _WITH_CONTENT and base.kind in _WITH_CONTENT
+def _has_content(entry: Entry, base: Base, has: Callable[[str], bool]) -> bool:
+    """Whether a base has the content that it may have."""
+    if base.blob:
+        return has(base.blob)
+    return entry.kind not in _WITH_CONTENT or base.kind not in _WITH_CONTENT or base.size > side_store.LIMIT
 
 
 class _Place(Enum):

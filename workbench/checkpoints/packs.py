@@ -90,6 +90,8 @@ class Packs:
         self._fds: OrderedDict[str, int] = OrderedDict()
         self._lookups = 0
         self._all: set[bytes] | None = None
+        self.losses = 0
+        """How many packs were seen to be gone."""
 
     def close(self) -> None:
         """Close the packs that are open; safe to call again."""
@@ -175,6 +177,7 @@ class Packs:
         present = {name[:-4] for name in names if name.startswith("pack-") and name[-4:] == ".idx"}
         for gone in [name for name in self._indexes if name not in present or f"{name}.pack" not in names]:
             del self._indexes[gone]
+            self.losses += 1
             if gone in self._fds:
                 os.close(self._fds.pop(gone))
         self._broken = {name: reason for name, reason in self._broken.items() if name in present}

@@ -28,7 +28,7 @@ R = TypeVar("R", Entry, Base)
 INDEX = b"index"
 
 _WORDS = b"workbench-manifest 2"
-_RECORDS_A_PART = 128
+_RECORDS_A_PART = 64
 _MOST_PARTS = 4096
 
 Read = Callable[[bytes, int], bytes]

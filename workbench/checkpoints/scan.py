@@ -270,6 +270,8 @@ class _Scan:
 
     def _numbered(self) -> dict[bytes, Entry]:
         """The entries in order, those of one inode under one number."""
+        if not self._linked:
+            return {path: self._entries[path] for path in sorted(self._entries)}
         numbers: dict[int, int] = {}
         members: dict[int, int] = {}
         for entry in self._entries.values():
@@ -335,7 +337,9 @@ class _Scan:
                 if stat_module.S_ISDIR(child_status.st_mode):
                     below.append(child)
                     continue
-                child_entry = self._child(fd, name, child, child_status)
+                # Nearly all of a layer is as it was: what that takes is what a scan takes.
+                child_entry = self._trusted(child, child_status) if child_status.st_nlink == 1 else None
+                child_entry = child_entry or self._child(fd, name, child, child_status)
                 if child_entry is not None:
                     found[child] = child_entry
         except PermissionError:
@@ -346,7 +350,7 @@ class _Scan:
         return below
 
     def _directory_entry(self, path: bytes, fd: int, status: os.stat_result) -> Entry:
-        known = self._trusted(path, Kind.DIR, status)
+        known = self._trusted(path, status)
         if known is not None:
             return known
         attributes = self._upper.attributes_of(fd)
@@ -362,25 +366,26 @@ class _Scan:
                 return first._replace(path=path)
         entry: Entry | None
         if kind is Kind.FILE:
-            entry = self._trusted(path, kind, status) or self._file(dir_fd, name, path, status)
+            entry = self._trusted(path, status) or self._file(dir_fd, name, path, status)
         elif kind is Kind.SYMLINK:
-            entry = self._trusted(path, kind, status) or self._symlink(dir_fd, name, path, status)
+            entry = self._trusted(path, status) or self._symlink(dir_fd, name, path, status)
         else:
             entry = _entry(path, kind, status)
         if entry is not None and status.st_nlink > 1:
             self._linked[status.st_ino] = entry
         return entry
 
-    def _trusted(self, path: bytes, kind: Kind, status: os.stat_result) -> Entry | None:
+    def _trusted(self, path: bytes, status: os.stat_result) -> Entry | None:
+        """What is known of a path, where that's still what is there."""
         known = self._known(path)
         if (
             known is None
-            or known.ctime_ns >= self._trusted_before
             or known.ctime_ns != status.st_ctime_ns
+            or known.ctime_ns >= self._trusted_before
             or known.mtime_ns != status.st_mtime_ns
             or known.inode != status.st_ino
-            or known.kind is not kind
-            or (kind is not Kind.DIR and known.size != status.st_size)
+            or known.kind is not _KINDS[stat_module.S_IFMT(status.st_mode)]
+            or (known.size != status.st_size and known.kind is not Kind.DIR)
             or known.omitted
             or (known.blob and not self._sink.has(known.blob))
         ):
