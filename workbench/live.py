@@ -249,7 +249,7 @@ class LiveOverlay(Overlay):
             paths.parts(path)
         mounted = runtime.find_socket(self._directory.path) is not None
         try:
-            lock = self._directory.take_lock(0.0 if mounted else _PATIENCE_S)
+            lock = self._directory.take_lock(0.0 if mounted else _PATIENCE_S, notes=True)
         except OverlayError:
             with _said_of(at[0]), start_blocking_portal() as portal:
                 portal.call(self._wait_and_change, at, direct, boxed)
@@ -261,7 +261,7 @@ class LiveOverlay(Overlay):
     ) -> None:
         while True:
             found = await KeeperClient.connect(self._directory.path) or await self._mounting.lock_or_keeper(
-                _LOCK_TIMEOUT_S
+                _LOCK_TIMEOUT_S, notes=True
             )
             if not isinstance(found, KeeperClient):
                 await to_thread.run_sync(self._directly, found, at, direct)
@@ -280,6 +280,7 @@ class LiveOverlay(Overlay):
             self._mounting.unmount_leftovers()
             self._complete()
             self._departures.begin(at)
+            self._directory.dirty.note(at)
             with self._directory.upper(owner=self._owner) as upper:
                 direct(Overlay(self.lower, upper, scratch=self.scratch))
 

@@ -27,7 +27,7 @@ from workbench.checkpoints.manifest import Entry, Manifest
 from workbench.checkpoints.restore import pending, restore
 from workbench.checkpoints.store import Checkpoint, CheckpointStore
 from workbench.errors import CheckpointError, OptionsError, OverlayError, SandboxError, WorkspaceError
-from workbench.protocol.records import MountRecord
+from workbench.protocol.records import MountRecord, OverlayRecord
 from workbench.review import repository
 from workbench.sandbox import devcontainer, filesystems, images, leftovers
 from workbench.sandbox.backend import Limits, OverlayMount, SandboxSpec
@@ -153,16 +153,16 @@ class Mounting:
         finally:
             lock.close()
 
-    async def lock_or_keeper(self, timeout: float) -> OverlayLock | KeeperClient:
+    async def lock_or_keeper(self, timeout: float, *, notes: bool = False) -> OverlayLock | KeeperClient:
         """The overlay's lock, or a client as soon as a keeper answers, which holds the lock for as long as it lives.
 
-        One of the two comes, unless another process is at the overlay for longer than `timeout`, in seconds. Raises
-        OverlayError (overlay_busy).
+        One of the two comes, unless another process is at the overlay for longer than `timeout`, in seconds. `notes` as of
+        `OverlayDirectory.take_lock`. Raises OverlayError (overlay_busy).
         """
         deadline = time.monotonic() + timeout
         while True:
             with contextlib.suppress(OverlayError):
-                return await to_thread.run_sync(self._overlay.take_lock, 0.2)
+                return await to_thread.run_sync(partial(self._overlay.take_lock, 0.2, notes=notes))
             client = await KeeperClient.connect(self._overlay.path)
             if client is not None:
                 return client
@@ -367,17 +367,20 @@ class Mounting:
         replaces: bool = False,
         mapped: bool = False,
         scanned: bool = False,
+        by_notes: bool = False,
     ) -> Checkpoint:
         """Keep the upper as a checkpoint, for ourselves unless `purpose` says what for.
 
         `offline` says that the caller holds the lock and nothing is mounted; what mounts left to judge by is then done
         with. Otherwise the sandbox is frozen. `message_id` as in `CheckpointStore.take`, `replaces` says that one of this
-        id may be there already, `mapped` and `scanned` as there. Raises CheckpointError.
+        id may be there already, `mapped` and `scanned` as there. `by_notes` spares what nobody noted to have written:
+        not for what is kept before something is taken away. Raises CheckpointError.
         """
         record = self._overlay.record()
         if offline and record.root_mode is None:
             # Before its first mount the upper's root isn't yet what will be seen of it.
             record = self._overlay.adopt_root(self._lower)
+        touched = self._touched(record) if offline and by_notes else None
         with self._overlay.upper() as upper:
             take = partial(
                 self._store.take,
@@ -393,13 +396,25 @@ class Mounting:
                 replace=replaces,
                 mapped=mapped,
                 scanned=scanned,
+                touched=touched,
             )
             checkpoint = self._persistent(take)
+        if offline:
+            self._overlay.dirty.begin(self._store.standing(record.session))
         if (git := self._git_overlay_or_none()) is not None:
             self._take_git(git, checkpoint, offline=offline, mapped=mapped)
         if offline and record.mounts:
             self._overlay.save(record.model_copy(update={"mounts": ()}))
         return checkpoint
+
+    def _touched(self, record: OverlayRecord) -> frozenset[bytes] | None:
+        """What was written since the last checkpoint, where all of it is known. The lock is held, nothing is mounted."""
+        known = self._overlay.dirty.known()
+        # Of what commands wrote, nothing is. Where nothing was noted there's time to look whether that's so.
+        if known is None or not known[1] or any(mount.live for mount in record.mounts):
+            return None
+        since, paths = known
+        return paths if self._store.stands(record.session, since) else None
 
     def _take_git(self, git: OverlayDirectory, beside: Checkpoint, *, offline: bool, mapped: bool) -> None:
         """Keep what a linked worktree's git directory holds in the overlay, beside a checkpoint of the workspace."""
@@ -476,6 +491,7 @@ class Mounting:
 
     def restore_upper(self, target: Manifest, *, current: Manifest | None = None) -> Manifest:
         """As `replace_upper`, without the checkpoint, which has to follow with what this returns as `previous`."""
+        self._overlay.dirty.forget()
         with self._overlay.upper() as upper:
             return restore(self._overlay.upper_path, upper, target, self._store, current=current)
 
@@ -542,8 +558,11 @@ class Mounting:
 
     @asynccontextmanager
     async def offline(self, timeout: float) -> AsyncIterator[None]:
-        """Hold the overlay's lock, with nothing mounted. Raises OverlayError (overlay_busy), SandboxError."""
-        lock = await to_thread.run_sync(self._overlay.take_lock, timeout)
+        """Hold the overlay's lock, with nothing mounted. Raises OverlayError (overlay_busy), SandboxError.
+
+        Whatever then writes the upper is `restore_upper`, or notes it.
+        """
+        lock = await to_thread.run_sync(partial(self._overlay.take_lock, timeout, notes=True))
         try:
             await to_thread.run_sync(self.unmount_leftovers)
             yield

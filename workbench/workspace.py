@@ -476,7 +476,7 @@ class Workspace:
     ) -> Checkpoint:
         def take(offline: bool, mapped: bool = False) -> Checkpoint:
             return self._mounting.take(
-                message_id, label, offline=offline, purpose=purpose, replaces=replace, mapped=mapped
+                message_id, label, offline=offline, purpose=purpose, replaces=replace, mapped=mapped, by_notes=True
             )
 
         while True:

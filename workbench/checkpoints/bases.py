@@ -14,12 +14,13 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_module
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 
 from workbench.checkpoints import side_store
 from workbench.checkpoints.directories import Directories
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
+from workbench.checkpoints.parts import Recorded
 from workbench.checkpoints.scan import Sink
 from workbench.vfs import syscalls
 from workbench.vfs.local import LocalStorage
@@ -30,28 +31,45 @@ _WITH_CONTENT = (Kind.FILE, Kind.SYMLINK)
 
 
 def take_bases(
-    entries: Mapping[bytes, Entry],
+    changes: Mapping[bytes, Entry | None],
+    known: Recorded,
     upper: LocalUpper,
     lower: LocalStorage,
     sink: Sink,
     *,
     epoch_ns: int | None,
-    previous: Manifest | None = None,
-) -> dict[bytes, Base]:
-    """The bases of an upper layer's paths, and of every lower path that it hides, in bytewise order of path.
+    again: Iterable[bytes] = (),
+) -> dict[bytes, Base | None]:
+    """What differs in the bases of an upper layer's paths, and of every lower path that it hides; None for those that go.
 
-    `entries` are those of `upper`, as of the scan just made. `epoch_ns` is the epoch of the earliest mount since the
-    previous scan, on the clock of the layers' filesystem; None where nothing was mounted (the lower is then taken as it
-    is), 0 where no new base can be known. Bases in `previous` are carried over, or dropped where nothing of the upper stands
-    at or above their path any more.
+    `changes` is what differs from `known` in the entries of `upper`, as of the scan just made. `epoch_ns` is the epoch of
+    the earliest mount since `known`, on the clock of the layers' filesystem; None where nothing was mounted (the lower is
+    then taken as it is), 0 where no new base can be known. Bases in `known` are carried over, or dropped where nothing of
+    the upper stands at or above their path any more. `again` are paths whose entry is as it was, and whose base has to be
+    looked at again.
 
     The content of a lower file goes into the sink where a file or symlink took its place, but not beyond
     `side_store.LIMIT` bytes. Raises OSError of the sink's and the upper's; what of the lower can't be read is unknown.
     """
     with Directories(lower.root_fd) as directories, Directories(upper.root_fd) as upper_directories:
-        return _Bases(
-            entries, upper, upper_directories, lower, directories, sink, epoch_ns, previous or Manifest()
-        ).run()
+        return _Bases(changes, known, upper, upper_directories, lower, directories, sink, epoch_ns).run(again)
+
+
+def wanting(known: Manifest, has: Callable[[str], bool]) -> list[bytes]:
+    """The paths of a whole manifest whose base has to be looked at again: it's missing, or its content is."""
+    found = []
+    for path, entry in known.entries.items():
+        base = known.bases.get(path)
+        if base is None or (base.certainty is Certainty.KNOWN and not _has_content(entry, base, has)):
+            found.append(path)
+    return found
+
+
+def _has_content(entry: Entry, base: Base, has: Callable[[str], bool]) -> bool:
+    """Whether a base has the content that it may have."""
+    if base.blob:
+        return has(base.blob)
+    return entry.kind not in _WITH_CONTENT or base.kind not in _WITH_CONTENT or base.size > side_store.LIMIT
 
 
 class _Place(Enum):
@@ -66,42 +84,65 @@ class _Place(Enum):
 class _Bases:
     def __init__(
         self,
-        entries: Mapping[bytes, Entry],
+        changes: Mapping[bytes, Entry | None],
+        known: Recorded,
         upper: LocalUpper,
         upper_directories: Directories,
         lower: LocalStorage,
         directories: Directories,
         sink: Sink,
         epoch_ns: int | None,
-        previous: Manifest,
     ) -> None:
-        self._entries = entries
+        self._changes = changes
+        self._known = known
         self._upper = upper
         self._upper_directories = upper_directories
         self._lower = lower
         self._directories = directories
         self._sink = sink
         self._epoch_ns = epoch_ns
-        self._previous = previous
         self._mounts = frozenset(lower.mount_points())
-        self._hiding = _Hiding(entries)
-        self._was_hiding = _Hiding(previous.entries)
+        self._hiding = _Hiding(self._entry)
+        self._was_hiding = _Hiding(known.entry)
         self._places: dict[bytes, tuple[_Place, int]] = {}
         self._bases: dict[bytes, Base] = {}
 
-    def run(self) -> dict[bytes, Base]:
-        for path, entry in self._entries.items():
+    def _entry(self, path: bytes) -> Entry | None:
+        return self._changes[path] if path in self._changes else self._known.entry(path)
+
+    def run(self, again: Iterable[bytes]) -> dict[bytes, Base | None]:
+        for path in sorted({*self._changes, *again}):
+            entry = self._entry(path)
+            if entry is None:
+                continue
             if path not in self._bases:
                 self._bases[path] = self._of_entry(path, entry)
             if self._hiding.at(path) and not self._was_hiding.at(path) and not self._hiding.above(path):
                 self._hide_below(path)
-        for path, base in self._previous.bases.items():
-            if path not in self._bases and self._hiding.above(path):
-                self._bases[path] = base
-        return {path: self._bases[path] for path in sorted(self._bases)}
+        found: dict[bytes, Base | None] = {
+            path: base for path, base in self._bases.items() if base != self._known.base(path)
+        }
+        return found | dict.fromkeys(self._dropped())
+
+    def _dropped(self) -> Iterator[bytes]:
+        """The paths of bases that nothing of the upper speaks for any more."""
+        shown = []
+        for path in self._changes:
+            if self._was_hiding.at(path) and not self._hiding.at(path) and self._may_have_hidden(path):
+                shown.append(path + b"/")
+            if self._changes[path] is None and not self._hiding.above(path) and self._known.base(path) is not None:
+                yield path
+        if shown:
+            for path in self._known.whole().bases:
+                if path.startswith(tuple(shown)) and self._entry(path) is None and not self._hiding.above(path):
+                    yield path
+
+    def _may_have_hidden(self, path: bytes) -> bool:
+        base = self._known.base(path)
+        return base is not None and (base.certainty is Certainty.UNKNOWN or base.kind is Kind.DIR)
 
     def _of_entry(self, path: bytes, entry: Entry) -> Base:
-        carried = self._previous.bases.get(path)
+        carried = self._known.base(path)
         if carried is None:
             if self._was_hiding.above(path):
                 return self._of_never_seen(path)
@@ -119,7 +160,7 @@ class _Bases:
         above = path
         while above:
             above = _parent(above)
-            base = self._previous.bases.get(above)
+            base = self._known.base(above)
             if base is not None:
                 unknown = base.certainty is Certainty.UNKNOWN
                 return Base(path, Certainty.UNKNOWN if unknown else Certainty.ABSENT)
@@ -144,13 +185,13 @@ class _Bases:
                 continue
             for name in names:
                 child = path + b"/" + name if path else name
-                entry = self._entries.get(child)
+                entry = self._entry(child)
                 if entry is not None:
                     self._bases[child] = self._of_entry(child, entry)
                 elif self._was_hiding.above(child):
                     continue
                 else:
-                    self._bases[child] = self._previous.bases.get(child) or self._look(child)
+                    self._bases[child] = self._known.base(child) or self._look(child)
                 if not self._was_hiding.at(child):
                     waiting.append(child)
 
@@ -254,7 +295,7 @@ class _Bases:
 
     def _expected_handle(self, path: bytes) -> bytes:
         """The handle of the lower directory that the overlay merged at `path`, empty where nothing tells."""
-        entry = self._entries.get(path)
+        entry = self._entry(path)
         if entry is not None and entry.kind is Kind.DIR:
             try:
                 origin = self._upper.origin_of(self._upper_directories.open(path))
@@ -262,7 +303,7 @@ class _Bases:
                 origin = b""
             if origin:
                 return origin
-        base = self._previous.bases.get(path)
+        base = self._known.base(path)
         if base is not None and base.certainty is Certainty.KNOWN and base.kind is Kind.DIR:
             return base.handle
         return b""
@@ -286,8 +327,8 @@ class _Bases:
         It may still have been made in the place of a file that a person has removed since. It can only come as a new one
         then, shown as that; to call it a conflict would do so to every new file next to one that a person saves.
         """
-        entry = self._entries.get(path)
-        before = self._previous.bases.get(path)
+        entry = self._entry(path)
+        before = self._known.base(path)
         if entry is None or (before is not None and before.certainty is not Certainty.ABSENT):
             return False
         if entry.kind is Kind.SYMLINK:
@@ -313,21 +354,23 @@ class _Bases:
 class _Hiding:
     """Which paths of a layer hide all that the lower has below them."""
 
-    def __init__(self, entries: Mapping[bytes, Entry]) -> None:
-        self._answers: dict[bytes, bool] = {b"": False}
-        for path in sorted(entries):
-            entry = entries[path]
-            above = bool(path) and self.at(_parent(path))
-            self._answers[path] = above or entry.opaque or entry.kind is not Kind.DIR
+    def __init__(self, entry: Callable[[bytes], Entry | None]) -> None:
+        self._entry = entry
+        self._answers: dict[bytes, bool] = {}
 
     def at(self, path: bytes) -> bool:
-        """The answer of the entry at a path or, where there is none, of the nearest one above it."""
+        """Whether a path, or one above it, does."""
         chain = []
         while path not in self._answers:
             chain.append(path)
+            if not path:
+                break
             path = _parent(path)
-        answer = self._answers[path]
-        for below in chain:
+        answer = self._answers.get(path, False)
+        for below in reversed(chain):
+            if not answer:
+                entry = self._entry(below)
+                answer = entry is not None and (entry.opaque or entry.kind is not Kind.DIR)
             self._answers[below] = answer
         return answer
 

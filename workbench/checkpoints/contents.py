@@ -20,13 +20,21 @@ class StoredContents:
         self.pack_directory = os.path.join(directory, "objects", "pack")
         self.big_directory = os.path.join(directory, "big")
         self._packs = Packs(self.pack_directory)
+        self._had: set[str] = set()
+        self._losses = 0
         self._side = SideStore(self.big_directory)
 
     def has(self, blob: str) -> bool:
         """Whether a manifest's blob is there. Raises OSError."""
         if blob.startswith(side_store.PREFIX):
             return self._side.has(blob)
-        return bytes.fromhex(blob) in self._packs
+        if self._losses != self._packs.losses:
+            self._losses, self._had = self._packs.losses, set()
+        if blob not in self._had:
+            if bytes.fromhex(blob) not in self._packs:
+                return False
+            self._had.add(blob)
+        return True
 
     def read(self, blob: str) -> bytes:
         """A manifest's blob, whole. Raises CheckpointError (store_corrupt) where it's missing or damaged, OSError."""

@@ -19,8 +19,11 @@ from typing import Any
 from workbench.checkpoints import files, names, objects
 from workbench.errors import CheckpointError, OptionsError
 
-SCHEMA = 1
+_SCHEMA = 2
 """The version of the tree format and the trailers."""
+
+SCHEMAS = (1, _SCHEMA)
+"""Those that are read: in the first one a manifest was one file."""
 
 _MAX_SESSION = 200
 """Bytes of an escaped session name: with the endings we add it's still a file name."""
@@ -334,7 +337,7 @@ def row_of(commit: str, parent: bytes | None, trailers: dict[str, object]) -> Ro
 def trailers_of(row: Row, session: str, parent_message: str, also: Sequence[Row]) -> dict[str, object]:
     """What `row_of` reads, with what else a commit says. `also` are the lines since the last commit."""
     told = _told(row)
-    trailers: dict[str, object] = {"Schema": SCHEMA, "Session": session}
+    trailers: dict[str, object] = {"Schema": _SCHEMA, "Session": session}
     trailers |= {name: told[field] for field, name in _TRAILERS.items() if field in told}
     if parent_message:
         trailers["Parent-Message"] = parent_message

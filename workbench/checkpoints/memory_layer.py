@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 from workbench.checkpoints import side_store
+from workbench.checkpoints.layer import Changed
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
+from workbench.checkpoints.parts import Recorded
 from workbench.checkpoints.plan import CONTENT, LINKABLE
 from workbench.checkpoints.scan import Sink
 from workbench.checkpoints.store import CheckpointStore
@@ -49,7 +51,7 @@ class SeenLower(AnyLower):
 
 
 class MemoryLayer(MemoryUpper):
-    """An upper layer in memory, with the base of each path that it departed at. Implements `store.Layer`."""
+    """An upper layer in memory, with the base of each path that it departed at. Implements `layer.Layer`."""
 
     def __init__(self, lower: SeenLower) -> None:
         super().__init__()
@@ -166,8 +168,11 @@ class MemoryLayer(MemoryUpper):
 
     # Checkpoints
 
-    def manifest(self, sink: Sink, previous: Manifest | None) -> Manifest:
-        """As `store.Layer.manifest`."""
+    def changed(self, sink: Sink, known: Recorded) -> Changed:
+        """As `Layer.changed`."""
+        return Changed.between(known.whole(), self._manifest(sink))
+
+    def _manifest(self, sink: Sink) -> Manifest:
         with self.lock:
             entries = {path: self._entry(path, sink) for path in sorted(self._paths(b""))}
             groups: dict[int, int] = {}

@@ -90,6 +90,8 @@ class Packs:
         self._fds: OrderedDict[str, int] = OrderedDict()
         self._lookups = 0
         self._all: set[bytes] | None = None
+        self.losses = 0
+        """How many packs were seen to be gone."""
 
     def close(self) -> None:
         """Close the packs that are open; safe to call again."""
@@ -100,6 +102,11 @@ class Packs:
     def damage(self) -> dict[str, str]:
         """What is wrong with each pack that can't be read, by the pack's name."""
         return dict(self._broken)
+
+    def names(self) -> frozenset[str]:
+        """The names of the packs that can be read. Raises OSError."""
+        self.refresh()
+        return frozenset(self._indexes)
 
     def __contains__(self, oid: bytes) -> bool:
         if self._all is None:
@@ -166,11 +173,11 @@ class Packs:
         return None
 
     def _read_indexes(self) -> None:
-        present = {
-            name[:-4] for name in os.listdir(self._directory) if name.startswith("pack-") and name[-4:] == ".idx"
-        }
-        for gone in [name for name in self._indexes if name not in present]:
+        names = set(os.listdir(self._directory))
+        present = {name[:-4] for name in names if name.startswith("pack-") and name[-4:] == ".idx"}
+        for gone in [name for name in self._indexes if name not in present or f"{name}.pack" not in names]:
             del self._indexes[gone]
+            self.losses += 1
             if gone in self._fds:
                 os.close(self._fds.pop(gone))
         self._broken = {name: reason for name, reason in self._broken.items() if name in present}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_module
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,7 @@ from typing import Protocol
 from workbench.checkpoints import objects, side_store
 from workbench.checkpoints.directories import Directories
 from workbench.checkpoints.manifest import Entry, Manifest, Omitted
+from workbench.checkpoints.parts import Recorded, Totals
 from workbench.vfs import syscalls
 from workbench.vfs.storage import Kind
 from workbench.vfs.upper import LocalUpper
@@ -104,7 +106,71 @@ def scan(
     moment, else it's omitted. Raises OSError, and OverlayError (layer_unsupported) as `LocalUpper.check_entry`, but for
     device nodes, which are omitted.
     """
-    return _Scan(upper, sink, boot_id, previous, offline, budget or Budget()).run()
+    walk = _Scan(upper, sink, offline, budget or Budget())
+    if previous is not None and previous.boot_id == boot_id:
+        walk.trust(previous.entries.get, previous.scanned_ns)
+    return walk.run()
+
+
+def scan_some(
+    upper: LocalUpper,
+    sink: Sink,
+    touched: Iterable[bytes],
+    known: Recorded,
+    *,
+    boot_id: str,
+    offline: bool = False,
+    budget: Budget | None = None,
+) -> dict[bytes, Entry | None] | None:
+    """What differs from `known` in an upper layer that was written at and below the paths `touched` alone, since.
+
+    By path, in bytewise order, None for what is gone. Looked at is what is at and below those paths, and the directories
+    above them; None where what else is there would have to be known: of names that share an inode, of what is left out,
+    of a layer near its budget. Arguments else as of `scan`. Raises as it does.
+    """
+    budget = budget or Budget()
+    walk = _Scan(upper, sink, offline, budget)
+    if known.boot_id == boot_id:
+        walk.trust(known.entry, known.scanned_ns)
+    walk.begin_at(known.totals)
+    tops = _outermost(touched)
+    found = None if known.totals.omitted or b"" in tops else walk.run_below(tops)
+    if found is None or not _is_way_the_same(tops, found, known):
+        return None
+    were = [top + b"/" for top in tops if (before := known.entry(top)) is not None and before.kind is Kind.DIR]
+    below = [path for path in known.whole().entries if path.startswith(tuple(were))] if were else []
+    changes: dict[bytes, Entry | None] = {}
+    for path in sorted({*found, *tops, *below}):
+        before, now = known.entry(path), found.get(path)
+        if (before is not None and before.link_group) or (now is not None and now.omitted):
+            return None
+        if before != now:
+            changes[path] = now
+    return changes
+
+
+def _is_way_the_same(tops: Iterable[bytes], found: Mapping[bytes, Entry], known: Recorded) -> bool:
+    """Whether the directories above some paths are those that they were, or new."""
+    for above in {above for top in tops for above in _ancestors(top)}:
+        before, now = known.entry(above), found.get(above)
+        if before is not None and (now is None or (before.kind, before.inode) != (Kind.DIR, now.inode)):
+            return False
+    return True
+
+
+def _ancestors(path: bytes) -> list[bytes]:
+    names = path.split(b"/")
+    return [b"/".join(names[:depth]) for depth in range(len(names))]
+
+
+def _outermost(touched: Iterable[bytes]) -> list[bytes]:
+    """Some paths without those that are below another."""
+    found: list[bytes] = []
+    # A NUL sorts before all else: a directory comes right before what is below it.
+    for path in sorted(touched, key=lambda path: path.replace(b"/", b"\0")):
+        if not found or not path.startswith(found[-1] + b"/"):
+            found.append(path)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +182,7 @@ class _LockAgain:
 
 
 class _Scan:
-    def __init__(
-        self, upper: LocalUpper, sink: Sink, boot_id: str, previous: Manifest | None, offline: bool, budget: Budget
-    ) -> None:
+    def __init__(self, upper: LocalUpper, sink: Sink, offline: bool, budget: Budget) -> None:
         self._upper = upper
         self._sink = sink
         self._offline = offline
@@ -129,45 +193,85 @@ class _Scan:
         self._path_bytes = 0
         self._entries: dict[bytes, Entry] = {}
         self._linked: dict[int, Entry] = {}
-        self._known: dict[bytes, Entry] = {}
+        self._known: Callable[[bytes], Entry | None] = lambda _: None
         self._trusted_before = 0
+
+    def trust(self, known: Callable[[bytes], Entry | None], scanned_ns: int) -> None:
+        """Go by what an earlier scan of this boot found, as far as that can be told."""
         # What is written to shared pages in memory leaves no time on a file that has no other place.
-        in_memory = syscalls.filesystem_type(upper.root_fd) == TMPFS_MAGIC
-        if previous is not None and previous.boot_id == boot_id and not in_memory:
-            self._known = previous.entries
-            self._trusted_before = previous.scanned_ns - TRUST_AFTER_NS
+        if syscalls.filesystem_type(self._upper.root_fd) != TMPFS_MAGIC:
+            self._known = known
+            self._trusted_before = scanned_ns - TRUST_AFTER_NS
+
+    def begin_at(self, totals: Totals) -> None:
+        """Count what is there already against the budget, what is looked at again twice."""
+        self._count, self._bytes, self._path_bytes = totals.entries, totals.size, totals.path_bytes
 
     def run(self) -> dict[bytes, Entry]:
-        locked: list[_LockAgain] = []
-        waiting: list[bytes | _LockAgain] = [b""]
         with Directories(self._upper.root_fd) as self._directories:
-            try:
-                while waiting:
-                    step = waiting.pop()
-                    if isinstance(step, _LockAgain):
-                        self._lock_again(step)
-                        locked.remove(step)
-                        continue
-                    try:
-                        mode = self._unlock(step)
-                        if mode is not None:
-                            locked.append(_LockAgain(step, mode))
-                            waiting.append(locked[-1])
-                        waiting.extend(reversed(self._directory(step, mode)))
-                    except (FileNotFoundError, NotADirectoryError):
-                        # Gone since its parent was listed.
-                        if not step:
-                            raise
-            except BaseException:
-                for step in reversed(locked):
-                    # The first error is the one to tell; this one would only say that it's still so.
-                    with suppress(OSError):
-                        self._lock_again(step)
-                raise
+            self._walk(b"")
         return self._numbered()
+
+    def run_below(self, tops: Iterable[bytes]) -> dict[bytes, Entry] | None:
+        """What is at and below some paths, and the directories above; None where inodes are shared, or something is locked.
+
+        What isn't there isn't among it.
+        """
+        with Directories(self._upper.root_fd) as self._directories:
+            for top in tops:
+                try:
+                    self._descend(top)
+                except (FileNotFoundError, NotADirectoryError):
+                    # There's no directory above it.
+                    continue
+                except OSError:
+                    return None
+        return None if self._linked else self._entries
+
+    def _descend(self, top: bytes) -> None:
+        for above in _ancestors(top):
+            fd = self._directories.open(above)
+            if above not in self._entries:
+                self._entries[above] = self._directory_entry(above, fd, os.fstat(fd))
+        name = top.rpartition(b"/")[2]
+        status = _status(fd, name)
+        if status is not None and stat_module.S_ISDIR(status.st_mode):
+            self._walk(top)
+        elif status is not None and (entry := self._child(fd, name, top, status)) is not None:
+            self._entries[top] = entry
+
+    def _walk(self, top: bytes) -> None:
+        """Read a directory with all that is in it."""
+        locked: list[_LockAgain] = []
+        waiting: list[bytes | _LockAgain] = [top]
+        try:
+            while waiting:
+                step = waiting.pop()
+                if isinstance(step, _LockAgain):
+                    self._lock_again(step)
+                    locked.remove(step)
+                    continue
+                try:
+                    mode = self._unlock(step)
+                    if mode is not None:
+                        locked.append(_LockAgain(step, mode))
+                        waiting.append(locked[-1])
+                    waiting.extend(reversed(self._directory(step, mode)))
+                except (FileNotFoundError, NotADirectoryError):
+                    # Gone since its parent was listed.
+                    if not step:
+                        raise
+        except BaseException:
+            for step in reversed(locked):
+                # The first error is the one to tell; this one would only say that it's still so.
+                with suppress(OSError):
+                    self._lock_again(step)
+            raise
 
     def _numbered(self) -> dict[bytes, Entry]:
         """The entries in order, those of one inode under one number."""
+        if not self._linked:
+            return {path: self._entries[path] for path in sorted(self._entries)}
         numbers: dict[int, int] = {}
         members: dict[int, int] = {}
         for entry in self._entries.values():
@@ -233,7 +337,9 @@ class _Scan:
                 if stat_module.S_ISDIR(child_status.st_mode):
                     below.append(child)
                     continue
-                child_entry = self._child(fd, name, child, child_status)
+                # Nearly all of a layer is as it was: what that takes is what a scan takes.
+                child_entry = self._trusted(child, child_status) if child_status.st_nlink == 1 else None
+                child_entry = child_entry or self._child(fd, name, child, child_status)
                 if child_entry is not None:
                     found[child] = child_entry
         except PermissionError:
@@ -244,7 +350,7 @@ class _Scan:
         return below
 
     def _directory_entry(self, path: bytes, fd: int, status: os.stat_result) -> Entry:
-        known = self._trusted(path, Kind.DIR, status)
+        known = self._trusted(path, status)
         if known is not None:
             return known
         attributes = self._upper.attributes_of(fd)
@@ -260,25 +366,26 @@ class _Scan:
                 return first._replace(path=path)
         entry: Entry | None
         if kind is Kind.FILE:
-            entry = self._trusted(path, kind, status) or self._file(dir_fd, name, path, status)
+            entry = self._trusted(path, status) or self._file(dir_fd, name, path, status)
         elif kind is Kind.SYMLINK:
-            entry = self._trusted(path, kind, status) or self._symlink(dir_fd, name, path, status)
+            entry = self._trusted(path, status) or self._symlink(dir_fd, name, path, status)
         else:
             entry = _entry(path, kind, status)
         if entry is not None and status.st_nlink > 1:
             self._linked[status.st_ino] = entry
         return entry
 
-    def _trusted(self, path: bytes, kind: Kind, status: os.stat_result) -> Entry | None:
-        known = self._known.get(path)
+    def _trusted(self, path: bytes, status: os.stat_result) -> Entry | None:
+        """What is known of a path, where that's still what is there."""
+        known = self._known(path)
         if (
             known is None
-            or known.ctime_ns >= self._trusted_before
             or known.ctime_ns != status.st_ctime_ns
+            or known.ctime_ns >= self._trusted_before
             or known.mtime_ns != status.st_mtime_ns
             or known.inode != status.st_ino
-            or known.kind is not kind
-            or (kind is not Kind.DIR and known.size != status.st_size)
+            or known.kind is not _KINDS[stat_module.S_IFMT(status.st_mode)]
+            or (known.size != status.st_size and known.kind is not Kind.DIR)
             or known.omitted
             or (known.blob and not self._sink.has(known.blob))
         ):

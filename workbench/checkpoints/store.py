@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import fcntl
+import json
 import os
 import re
 import time
@@ -21,20 +22,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from workbench.checkpoints import files, manifest_format, objects, side_store, tree
-from workbench.checkpoints.bases import take_bases
+from workbench.checkpoints import files, objects, side_store, tree
 from workbench.checkpoints.chain import add_commit, automatic_id, follow, last_scanned, raced
 from workbench.checkpoints.contents import StoredContents
 from workbench.checkpoints.guard import Guard
-from workbench.checkpoints.history import SCHEMA, History, Purpose, Row, RowKind, row_of, sessions_of, trailers_of
+from workbench.checkpoints.history import SCHEMAS, History, Purpose, Row, RowKind, row_of, sessions_of, trailers_of
+from workbench.checkpoints.layer import Changed, DiskLayer, Layer
 from workbench.checkpoints.manifest import Manifest
 from workbench.checkpoints.moved import MovedCommits
 from workbench.checkpoints.pack_writer import PackWriter
-from workbench.checkpoints.scan import Budget, Sink, scan
+from workbench.checkpoints.parts import Difference, Recorded
+from workbench.checkpoints.scan import Budget, Sink
 from workbench.checkpoints.side_store import SideStore
-from workbench.checkpoints.system import boot_id, failing
+from workbench.checkpoints.system import failing
 from workbench.errors import CheckpointError, OptionsError
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.upper import LocalUpper
@@ -63,17 +65,6 @@ _CONFIG = b"""[core]
 """
 _ATTRIBUTES = b"* -text -eol -ident -filter -working-tree-encoding\n"
 _HEAD = b"ref: refs/heads/none\n"
-
-
-class Layer(Protocol):
-    """What a checkpoint can be taken of: an upper layer, on disk or in memory, and what it departs from."""
-
-    def manifest(self, sink: Sink, previous: Manifest | None) -> Manifest:
-        """All that it holds at this moment, with the contents in the sink, and the bases of its paths.
-
-        `previous` is an earlier manifest of it. Raises OSError, OverlayError (layer_unsupported).
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +148,7 @@ class CheckpointStore(StoredContents):
         replace: bool = False,
         mapped: bool = False,
         scanned: bool = False,
+        touched: frozenset[bytes] | None = None,
         budget: Budget | None = None,
     ) -> Checkpoint:
         """Take a checkpoint of an upper layer. Whoever calls holds the overlay's lock, or has its sandbox frozen.
@@ -168,11 +160,12 @@ class CheckpointStore(StoredContents):
         layer isn't mounted, so that directories and files which their owner locked may be opened up for the moment.
         `mapped` says that a process shares a file's pages for writing: since no time will tell of what it writes there
         next, no later scan relies on this one. `scanned` says that `previous` is what a scan has just found, under the same
-        lock, and whose contents are all here: it isn't scanned again.
+        lock, and whose contents are all here: it isn't scanned again. `touched` are the paths at and below which alone the
+        layer was written since the session's last checkpoint, which `stands`: nothing else is scanned.
 
         Returns and raises as `take_of`.
         """
-        layer = _DiskLayer(upper, lower, self.pack_directory, epoch_ns, offline, mapped, scanned, budget)
+        layer = DiskLayer(upper, lower, self.pack_directory, epoch_ns, offline, mapped, scanned, touched, budget=budget)
         return self.take_of(
             session,
             layer,
@@ -203,7 +196,15 @@ class CheckpointStore(StoredContents):
         checkpoint_raced where another process took one of this session meanwhile, and checkpoint_failed where it can't be
         written, with all as it was before.
         """
-        return self._add(session, message_id, label, tool_call, purpose or Purpose(), replace, layer.manifest, previous)
+
+        def take(pack: PackWriter, rows: Sequence[Row]) -> _Taken:
+            last = self._last_taken(rows)
+            known = last.manifest if last is not None else Recorded.of(Manifest())
+            if previous is not None:
+                known = Recorded.of(previous)
+            return self._taken(layer.changed(_Contents(pack, self._side, self), known), known, last, pack)
+
+        return self._add(session, message_id, label, tool_call, purpose or Purpose(), take, replace=replace)
 
     def name(
         self,
@@ -218,8 +219,10 @@ class CheckpointStore(StoredContents):
 
         One of the kind `COMMAND` is never taken for what the upper layer holds.
         """
-        manifest = of.manifest
-        return self._add(session, message_id, label, "", purpose or Purpose(), False, lambda sink, known: manifest)
+        tree_id, parent, trailers = objects.decode_commit(self._commit(bytes.fromhex(of.commit)))
+        row = row_of(of.commit, parent, trailers)
+        taken = _Taken(tree_id, row.boot_id, row.scanned_ns)
+        return self._add(session, message_id, label, "", purpose or Purpose(), lambda pack, rows: taken)
 
     def hold(self, session: str, manifest: Manifest) -> Checkpoint:
         """Keep a manifest that is to be restored, whose contents are all here, until the session's next one is held.
@@ -227,9 +230,10 @@ class CheckpointStore(StoredContents):
         It's in no history: only its commit names it. Raises as `take`.
         """
         with failing("The checkpoint couldn't be taken"), self._adding(), self._pack() as pack:
-            tree_id = tree.build(manifest, pack.add)
-            row = self._row(None, "held", "", "", Purpose(), manifest)
-            row = add_commit(pack, row, session, tree_id)
+            last = self._last_taken(self._history(session).rows())
+            taken = self._taken(Changed({}, {}), Recorded.of(manifest), last, pack)
+            row = self._row(None, "held", "", "", Purpose(), taken)
+            row = add_commit(pack, row, session, taken.tree_id)
             pack.publish()
             self._packs.refresh()
             with self._lock():
@@ -279,6 +283,24 @@ class CheckpointStore(StoredContents):
         """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
         last = last_scanned(self._history(session).rows())
         return self._checkpoint(session, last) if last is not None else None
+
+    def standing(self, session: str) -> str:
+        """What a session's next checkpoint builds on, as a text for `stands`. Raises as `latest`."""
+        last = last_scanned(self._history(session).rows())
+        return json.dumps([self._foundation(last), *self._packs.names()] if last is not None else [])
+
+    def stands(self, session: str, standing: str) -> bool:
+        """Whether that is what the next checkpoint builds on, and nothing was taken away from the store since.
+
+        Raises as `latest`.
+        """
+        last = last_scanned(self._history(session).rows())
+        told = json.loads(standing)
+        return last is not None and told[:1] == [self._foundation(last)] and self._packs.names() >= set(told[1:])
+
+    def _foundation(self, row: Row) -> str:
+        # A purge makes another tree of it.
+        return f"{row.number} {self._tree_id(row).hex()} {os.stat(self.big_directory).st_mtime_ns}"
 
     def all(self, session: str) -> Sequence[Checkpoint]:
         """Every checkpoint of a session, oldest first, also those that were replaced. Raises as `latest`."""
@@ -338,7 +360,7 @@ class CheckpointStore(StoredContents):
         session = trailers.get("Session")
         if not isinstance(session, str):
             raise CheckpointError(f"'{commit}' isn't a checkpoint's commit.", code="checkpoint_not_found")
-        if trailers.get("Schema") != SCHEMA:
+        if trailers.get("Schema") not in SCHEMAS:
             raise CheckpointError(
                 "The checkpoint was written in a format that isn't known.",
                 code="store_corrupt",
@@ -393,11 +415,11 @@ class CheckpointStore(StoredContents):
                 for row in rows:
                     if row is not rows[-1] and not keep(row):
                         continue
-                    tree_id = objects.decode_commit(self._commit(bytes.fromhex(row.commit)))[0]
+                    tree_id = self._tree_id(row)
                     if change is not None:
-                        manifest = self._manifest(row)
-                        if (changed := change(manifest)) is not manifest:
-                            tree_id = tree.build(changed, pack.add)
+                        recorded = self._recorded(row)
+                        difference = Difference.between(recorded.whole(), change(recorded.whole()))
+                        tree_id = tree.edit(tree_id, recorded, difference, self.object, pack.add)
                     old = row.commit
                     row = follow(pack, dataclasses.replace(row), session, tree_id, kept, last_tree)
                     last_tree = tree_id
@@ -461,9 +483,9 @@ class CheckpointStore(StoredContents):
         label: str,
         tool_call: str,
         purpose: Purpose,
-        replace: bool,
-        read: Callable[[Sink, Manifest | None], Manifest],
-        previous: Manifest | None = None,
+        take: Callable[[PackWriter, Sequence[Row]], _Taken],
+        *,
+        replace: bool = False,
     ) -> Checkpoint:
         if message_id is not None and not 0 < len(message_id) <= _MAX_MESSAGE:
             raise OptionsError(f"A message id has 1 to {_MAX_MESSAGE} characters.")
@@ -477,25 +499,41 @@ class CheckpointStore(StoredContents):
                     hint="Choose another id, or ask for the old one to be replaced.",
                 )
             with self._pack() as pack:
-                scanned = last_scanned(rows)
-                known = self._manifest(scanned) if previous is None and scanned is not None else previous
-                manifest = read(_Contents(pack, self._side, self), known)
-                tree_id = tree.build(manifest, pack.add)
+                taken = take(pack, rows)
                 last = rows[-1] if rows else None
-                row = self._row(last, message_id or automatic_id(rows), label, tool_call, purpose, manifest)
-                last_tree = objects.decode_commit(self._commit(bytes.fromhex(last.commit)))[0] if last else b""
-                row = follow(pack, row, session, tree_id, rows, last_tree)
+                row = self._row(last, message_id or automatic_id(rows), label, tool_call, purpose, taken)
+                row = follow(pack, row, session, taken.tree_id, rows, self._tree_id(last) if last else b"")
                 pack.publish()
                 self._packs.refresh()
             with self._lock():
                 if history.rows()[-1:] != rows[-1:]:
                     raise raced()
                 history.append(row)
-        self._remember(row.commit, manifest)
+        if taken.whole is not None:
+            self._remember(row.commit, taken.whole)
         return self._checkpoint(session, row)
 
+    def _last_taken(self, rows: Sequence[Row]) -> _Last | None:
+        last = last_scanned(rows)
+        return _Last(self._tree_id(last), self._recorded(last)) if last is not None else None
+
+    def _taken(self, changed: Changed, known: Recorded, last: _Last | None, pack: PackWriter) -> _Taken:
+        """The tree of what `known` is with some changes, written as what differs from `last`."""
+        difference = Difference(
+            [(known.entry(path), entry) for path, entry in changed.entries.items()],
+            [(known.base(path), base) for path, base in changed.bases.items()],
+        )
+        whole = tree.after(known.whole(), difference) if known.is_whole else None
+        if last is None:
+            tree_id = tree.build(known.whole() if whole is None else whole, pack.add)
+        else:
+            if known is not last.manifest and whole is not None:
+                difference = Difference.between(last.manifest.whole(), whole)
+            tree_id = tree.edit(last.tree_id, last.manifest, difference, self.object, pack.add)
+        return _Taken(tree_id, changed.boot_id, changed.scanned_ns, whole)
+
     def _row(
-        self, last: Row | None, message_id: str, label: str, tool_call: str, purpose: Purpose, manifest: Manifest
+        self, last: Row | None, message_id: str, label: str, tool_call: str, purpose: Purpose, taken: _Taken
     ) -> Row:
         return Row(
             number=last.number + 1 if last else 1,
@@ -505,8 +543,8 @@ class CheckpointStore(StoredContents):
             label=label,
             tool_call=tool_call,
             created_ns=time.time_ns(),
-            boot_id=manifest.boot_id,
-            scanned_ns=manifest.scanned_ns,
+            boot_id=taken.boot_id,
+            scanned_ns=taken.scanned_ns,
             **dataclasses.asdict(purpose),
         )
 
@@ -532,15 +570,21 @@ class CheckpointStore(StoredContents):
         )
 
     def _manifest(self, row: Row) -> Manifest:
-        manifest = self._manifests.get(row.commit)
-        if manifest is None:
-            tree_id, _, _ = objects.decode_commit(self._commit(bytes.fromhex(row.commit)))
-            found = objects.decode_tree(self.object(tree_id, objects.TREE)).get(tree.MANIFEST)
-            if found is None:
-                raise objects.corrupt(f"the checkpoint {row.commit} has no manifest")
-            manifest = manifest_format.from_bytes(self.object(found[1], objects.BLOB))
-            self._remember(row.commit, manifest)
-        return dataclasses.replace(manifest, boot_id=row.boot_id, scanned_ns=row.scanned_ns)
+        manifest = self._recorded(row).whole()
+        self._remember(row.commit, manifest)
+        return manifest
+
+    def _recorded(self, row: Row) -> Recorded:
+        return tree.recorded(
+            self._tree_id(row),
+            self.object,
+            whole=self._manifests.get(row.commit),
+            boot_id=row.boot_id,
+            scanned_ns=row.scanned_ns,
+        )
+
+    def _tree_id(self, row: Row) -> bytes:
+        return objects.decode_commit(self._commit(bytes.fromhex(row.commit)))[0]
 
     def _remember(self, commit: str, manifest: Manifest) -> None:
         self._manifests[commit] = manifest
@@ -553,31 +597,21 @@ class CheckpointStore(StoredContents):
 
 
 @dataclass(frozen=True, slots=True)
-class _DiskLayer:
-    """An upper layer on disk over a real directory."""
+class _Last:
+    """The tree of a session's last checkpoint, and the manifest in it."""
 
-    upper: LocalUpper
-    lower: LocalStorage
-    pack_directory: str
-    epoch_ns: int | None
-    offline: bool
-    mapped: bool
-    scanned: bool
-    budget: Budget | None
+    tree_id: bytes
+    manifest: Recorded
 
-    def manifest(self, sink: Sink, previous: Manifest | None) -> Manifest:
-        if self.scanned and previous is not None:
-            boot, scanned_ns, entries = previous.boot_id, previous.scanned_ns, previous.entries
-        else:
-            boot, scanned_ns = boot_id(), 0 if self.mapped else self._clock()
-            entries = scan(self.upper, sink, boot_id=boot, previous=previous, offline=self.offline, budget=self.budget)
-        bases = take_bases(entries, self.upper, self.lower, sink, epoch_ns=self.epoch_ns, previous=previous)
-        return Manifest(entries, bases, boot, scanned_ns)
 
-    def _clock(self) -> int:
-        """The time on the upper's filesystem, 0 where the store is on another and can't tell it."""
-        probe = files.probe(self.pack_directory)
-        return probe.st_ctime_ns if probe.st_dev == os.fstat(self.upper.root_fd).st_dev else 0
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """The tree of a checkpoint; `whole` is its manifest where all of it is in memory."""
+
+    tree_id: bytes
+    boot_id: str
+    scanned_ns: int
+    whole: Manifest | None = None
 
 
 @dataclass(frozen=True, slots=True)

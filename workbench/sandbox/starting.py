@@ -89,6 +89,8 @@ class _Start:
     async def run(self) -> None:
         if self._spec.egress_path:
             _empty_directory(self._spec.egress_path)
+        # No command tells what it writes.
+        self._overlay.dirty.forget()
         await self._record(self._mount)
         # What the sandbox sees of a copy is what stood there when it was copied.
         epoch_ns = self._overlay.tick() if self._mount.copied else 0

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from workbench.errors import OverlayError, StateError
 from workbench.protocol.records import MountRecord, OverlayRecord
 from workbench.vfs import overlay_lock, paths
+from workbench.vfs.dirty import DirtyPaths
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.overlay_lock import OverlayLock
 from workbench.vfs.statefile import read_json, write_json
@@ -45,6 +46,8 @@ class OverlayDirectory:
         self.work_path = os.path.join(path, "work")
         self._lock_path = os.path.join(path, overlay_lock.NAME)
         self._record_path = os.path.join(path, _RECORD)
+        self.dirty = DirtyPaths(path)
+        """What was written in the upper layer since its last checkpoint, as far as that's known."""
 
     @classmethod
     def create(cls, path: str, session: str, scratch: str = "_notes", timeout: float = 10.0) -> OverlayDirectory:
@@ -106,7 +109,8 @@ class OverlayDirectory:
     def lock(self, timeout: float = 0.0) -> Iterator[OverlayLock]:
         """Hold the overlay's lock: flock(2) on `lock`, exclusive.
 
-        `timeout` is in seconds, 0 tries once. Raises OverlayError (overlay_busy) where another holds it, OSError.
+        `timeout` is in seconds, 0 tries once. What the holder writes in the upper layer isn't known of. Raises OverlayError
+        (overlay_busy) where another holds it, OSError.
         """
         held = self.take_lock(timeout)
         try:
@@ -114,11 +118,14 @@ class OverlayDirectory:
         finally:
             held.close()
 
-    def take_lock(self, timeout: float = 0.0) -> OverlayLock:
-        """As `lock`, for the caller to close, or to leave to a child. Raises as `lock`."""
+    def take_lock(self, timeout: float = 0.0, *, notes: bool = False) -> OverlayLock:
+        """As `lock`, for the caller to close, or to leave to a child.
+
+        `notes` promises to note in `dirty` whatever is written, before it is. Raises as `lock`.
+        """
         deadline = time.monotonic() + timeout
         while True:
-            held = self._try_lock()
+            held = self._try_lock(notes=notes)
             if held is not None:
                 return held
             if time.monotonic() >= deadline:
@@ -143,11 +150,13 @@ class OverlayDirectory:
             os.close(fd)
         return False
 
-    def _try_lock(self) -> OverlayLock | None:
+    def _try_lock(self, *, notes: bool) -> OverlayLock | None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._lock_path, flags, 0o600)
         try:
             if overlay_lock.take(self._lock_path, fd):
+                if not notes:
+                    self.dirty.forget()
                 return OverlayLock(fd)
         except BaseException:
             os.close(fd)
