@@ -34,18 +34,18 @@ def make_sessions(home: Path, sizes: Sizes) -> int:
     for number in range(sizes.sessions):
         large = number % sizes.every == number // sizes.every
         size = sizes.large if large else int(dice.lognormvariate(9.5, 1.2))
-        write = _codex if number % 10 in (2, 5, 9) else _claude
+        write = codex if number % 10 in (2, 5, 9) else claude
         write(home, number, size, dice)
     return sum(path.stat().st_size for path in home.rglob("*.jsonl"))
 
 
-def _text(dice: random.Random, median: float) -> str:
+def words(dice: random.Random, median: float) -> str:
     """Words, most texts short and some very long."""
     length = min(int(dice.lognormvariate(0, 1.3) * median), 60_000)
     return " ".join(dice.choices(_WORDS, k=length // 6 + 1))
 
 
-def _fill(path: Path, size: int, records: Iterator[list[dict[str, Any]]]) -> None:
+def fill(path: Path, size: int, records: Iterator[list[dict[str, Any]]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     written = 0
     with path.open("w", encoding="utf-8") as file:
@@ -54,22 +54,22 @@ def _fill(path: Path, size: int, records: Iterator[list[dict[str, Any]]]) -> Non
                 written += file.write(f"{json.dumps(record, ensure_ascii=False, separators=(',', ':'))}\n")
 
 
-def _times(number: int, dice: random.Random) -> Iterator[str]:
+def clock(number: int, dice: random.Random) -> Iterator[str]:
     at = _BEGUN + timedelta(days=number % 28, seconds=number)
     while True:
         yield f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
         at += timedelta(seconds=dice.uniform(0.2, 9))
 
 
-def _claude(home: Path, number: int, size: int, dice: random.Random) -> None:
+def claude(home: Path, number: int, size: int, dice: random.Random) -> None:
     project = home / ".claude" / "projects" / f"-work-p{number % _PROJECTS}"
     session = f"{number:08x}-0000-4000-8000-000000000000"
-    times = _times(number, dice)
-    _fill(project / f"{session}.jsonl", size, _claude_turns(number, session, times, dice, {"isSidechain": False}))
+    times = clock(number, dice)
+    fill(project / f"{session}.jsonl", size, _claude_turns(number, session, times, dice, {"isSidechain": False}))
     if number % 20 == 0:
         about = {"isSidechain": True, "agentId": "a1"}
         path = project / session / "subagents" / "agent-a1.jsonl"
-        _fill(path, size // 4, _claude_turns(number, session, times, dice, about))
+        fill(path, size // 4, _claude_turns(number, session, times, dice, about))
 
 
 def _claude_turns(
@@ -112,10 +112,10 @@ def _claude_turns(
             "name": "Read",
             "input": {"file_path": "/work/a.py"},
         }
-        text = _text(dice, 900)
+        text = words(dice, 900)
         blocks = (
             {"type": "thinking", "thinking": "", "signature": "c2ln" * 60},
-            {"type": "text", "text": _text(dice, 150)},
+            {"type": "text", "text": words(dice, 150)},
             call,
         )
         said = [
@@ -139,7 +139,7 @@ def _claude_turns(
             record(
                 "user",
                 "a000",
-                message={"role": "user", "content": f"question {turn} of session {number}: {_text(dice, 60)}"},
+                message={"role": "user", "content": f"question {turn} of session {number}: {words(dice, 60)}"},
             ),
             *said,
             record("user", "c000", message={"role": "user", "content": [result]}, toolUseResult=told),
@@ -152,15 +152,15 @@ def _claude_turns(
         turn += 1
 
 
-def _codex(home: Path, number: int, size: int, dice: random.Random) -> None:
+def codex(home: Path, number: int, size: int, dice: random.Random) -> None:
     day = _BEGUN + timedelta(days=number % 28)
     id = f"{number:08x}-0000-7000-8000-000000000000"
     path = home / ".codex" / "sessions" / f"{day:%Y/%m/%d}" / f"rollout-{day:%Y-%m-%d}T00-00-00-{id}.jsonl"
-    _fill(path, size, _codex_turns(number, id, dice))
+    fill(path, size, _codex_turns(number, id, dice))
 
 
 def _codex_turns(number: int, id: str, dice: random.Random) -> Iterator[list[dict[str, Any]]]:
-    times, turn = _times(number, dice), 0
+    times, turn = clock(number, dice), 0
     where = f"/work/p{number % _PROJECTS}"
     total = {
         "input_tokens": 0,
@@ -176,8 +176,8 @@ def _codex_turns(number: int, id: str, dice: random.Random) -> Iterator[list[dic
     meta = {"id": id, "timestamp": next(times), "cwd": where, "originator": "codex_cli_rs", "cli_version": "0.120.0"}
     begun = [record("session_meta", **meta, source="cli", base_instructions={"text": " ".join(_WORDS * 60)})]
     while True:
-        asked = f"question {turn} of session {number}: {_text(dice, 60)}"
-        answer = _text(dice, 150)
+        asked = f"question {turn} of session {number}: {words(dice, 60)}"
+        answer = words(dice, 150)
         used = {"input_tokens": 9000 + 70 * turn, "cached_input_tokens": 8000, "output_tokens": dice.randrange(2, 900)}
         used |= {"reasoning_output_tokens": 0, "total_tokens": used["input_tokens"] + used["output_tokens"]}
         total = {name: total[name] + used[name] for name in total}
@@ -192,7 +192,7 @@ def _codex_turns(number: int, id: str, dice: random.Random) -> Iterator[list[dic
             record(
                 "response_item", type="function_call", name="shell", call_id=call, arguments='{"command":["ls","-l"]}'
             ),
-            record("response_item", type="function_call_output", call_id=call, output=_text(dice, 900)),
+            record("response_item", type="function_call_output", call_id=call, output=words(dice, 900)),
             record("event_msg", type="agent_message", message=answer),
             record(
                 "response_item", type="message", role="assistant", content=[{"type": "output_text", "text": answer}]

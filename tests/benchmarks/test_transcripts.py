@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.benchmarks import transcripts
+from tests.benchmarks.large_sessions import LARGE, make_large
 from tests.benchmarks.sessions import Sizes, make_sessions
 from tests.transcripts.reading_sessions import heads, loaded
 
@@ -29,6 +32,22 @@ def test_ours_is_measured_and_what_is_not_installed_is_said() -> None:
     ]
     assert all(row.ours_ms > 0 for row in found)
     assert all(row.theirs_ms > 0 for row in found[1::2])
+
+
+def test_a_summary_is_measured_against_loading_for_each_agent_of_large_sessions() -> None:
+    found = list(transcripts.summaries(60_000, 1))
+    assert [row.what.split()[5].rstrip(",") for row in found] == sorted(LARGE)
+    assert all(row.ours_ms > 0 and row.theirs_ms > 0 for row in found)
+
+
+@pytest.mark.parametrize("agent", sorted(LARGE))
+def test_a_large_session_that_is_made_is_read_as_a_real_one_is(agent: str, tmp_path: Path) -> None:
+    path = make_large(agent, tmp_path, 60_000)
+    assert path.read_bytes() == make_large(agent, tmp_path / "again", 60_000).read_bytes()
+    transcript = loaded(agent, path)
+    assert transcript.skipped == ()
+    assert {"prompts", "replies", "usage", "tool_calls", "times"} <= set(transcript.capabilities)
+    assert len(transcript.requests) > 5
 
 
 def test_the_sessions_that_are_made_are_read_as_real_ones_are(tmp_path: Path) -> None:

@@ -7,17 +7,23 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import anyio
+
+from tests.benchmarks.large_sessions import LARGE, make_large
 from tests.benchmarks.peers import command_of
 from tests.benchmarks.rows import Row
 from tests.benchmarks.sessions import Sizes, make_sessions
+from workbench.transcripts import LocalPlatform, SessionRef, SummarizingAdapter, Transcript, find_adapter, fold
 
 PEERS = ("npm:ccusage@20.0.24", "agent-session-reader")
 FULL = Sizes(sessions=int(os.environ.get("WORKBENCH_SESSIONS", "10000")), every=1_000, large=100_000_000)
+LARGE_BYTES = 20_000_000
 ROUNDS = int(os.environ.get("WORKBENCH_ROUNDS", "3"))
 
 _OWN = (sys.executable, "-m", "workbench", "transcripts")
@@ -88,7 +94,36 @@ print(json.dumps([took, (used.ru_utime + used.ru_stime) * 1000, used.ru_maxrss /
 
 def transcripts() -> Iterator[Row]:
     """At full size, which is more than a gigabyte."""
-    return rows(FULL, ROUNDS)
+    yield from summaries(LARGE_BYTES, ROUNDS)
+    yield from rows(FULL, ROUNDS)
+
+
+def summaries(size: int, rounds: int) -> Iterator[Row]:
+    """Processor time of a summary against that of the loaded transcript, folded, for one large session of each agent."""
+    for agent in LARGE:
+        with tempfile.TemporaryDirectory() as directory:
+            ref = SessionRef(agent=agent, path=str(make_large(agent, Path(directory), size)))
+            summarized, folded = anyio.run(_read_in_turns, ref, rounds)
+        what = f"summary of a session of {agent}, {size / 1e6:.0f} MB: processor time"
+        yield Row(what, summarized, "load and fold", folded)
+
+
+async def _read_in_turns(ref: SessionRef, rounds: int) -> tuple[float, float]:
+    """The least processor time of each way, in ms; what they tell has to be the same."""
+    adapter, platform = find_adapter(ref.agent), LocalPlatform()
+    assert isinstance(adapter, SummarizingAdapter)
+    best = [float("inf"), float("inf")]
+    for _ in range(rounds):
+        begun = time.process_time()
+        summary = await adapter.summarize(platform, ref)
+        summarized = time.process_time()
+        transcript = await adapter.load(platform, ref)
+        assert isinstance(transcript, Transcript)
+        folded = fold(transcript)
+        took = ((summarized - begun) * 1000, (time.process_time() - summarized) * 1000)
+        best = list(map(min, best, took))
+        assert summary == folded
+    return best[0], best[1]
 
 
 def rows(sizes: Sizes, rounds: int, peers: Sequence[str] = PEERS) -> Iterator[Row]:
