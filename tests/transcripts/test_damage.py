@@ -21,6 +21,7 @@ from workbench.transcripts import (
     LinePointer,
     LocalPlatform,
     Original,
+    SessionPromptsOptions,
     SessionRef,
     SessionSummary,
     SummarizingAdapter,
@@ -281,5 +282,78 @@ def test_records_of_any_shape_and_spelling_are_read_alike_in_all_ways(agent: str
                     transcript.model_dump_json()
 
         anyio.run(read)
+
+    check()
+
+
+_GARBAGE = (
+    b"",
+    b"\0\0\0",
+    b"\xef\xbb\xbf",
+    b"not JSON",
+    b"\xff\xfe{",
+    b'{"type":"user"',
+    b"[1]",
+    b"7 null",
+    b'{"text":"\\ud800"}',
+    b'{"text":"' + b"x" * 500_000 + b'"}',
+    b"[" * 3_000,
+)
+
+
+@st.composite
+def _damaged(draw: st.DrawFn, data: bytes) -> bytes:
+    """The same file, damaged as files are: cut, glued, garbled, begun with a byte order mark, written by another system."""
+    lines = data.split(b"\n")
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, len(lines) - 1))
+        how = draw(st.sampled_from(("garbage", "glue", "cut", "twice", "flip")))
+        if how == "garbage":
+            lines.insert(place, draw(st.sampled_from(_GARBAGE)))
+        elif how == "glue" and place + 1 < len(lines):
+            lines[place : place + 2] = [lines[place] + draw(st.sampled_from((b"", b" ", b"\0"))) + lines[place + 1]]
+        elif how == "cut":
+            lines[place] = lines[place][: draw(st.integers(0, len(lines[place])))]
+        elif how == "twice":
+            lines.insert(place, lines[place])
+        elif lines[place]:
+            at = draw(st.integers(0, len(lines[place]) - 1))
+            lines[place] = lines[place][:at] + draw(st.binary(min_size=1, max_size=1)) + lines[place][at + 1 :]
+    found = draw(st.sampled_from((b"", b"", b"\xef\xbb\xbf"))) + draw(st.sampled_from((b"\n", b"\n", b"\r\n"))).join(
+        lines
+    )
+    return found[: draw(st.integers(0, len(found)))] if draw(st.booleans()) else found
+
+
+@pytest.mark.parametrize("agent", sorted(HOMES))
+def test_a_file_damaged_anywhere_is_read_alike_in_all_ways(agent: str, tmp_path: Path) -> None:
+    """«single unreadable lines are skipped records», and a summary is still the folded transcript, to the last number."""
+    tmp_path = tmp_path / "home"
+    tmp_path.mkdir()
+    HOMES[agent](tmp_path)
+    files = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    adapter = find_adapter(agent)
+    assert isinstance(adapter, FileAdapter)
+
+    async def read_all() -> None:
+        platform, caps = LocalPlatform(), SessionPromptsOptions()
+        roots = adapter.roots(AgentHome((str(tmp_path),)))
+        refs = [x.ref for root in roots async for x in adapter.discover(platform, root) if is_session_head(x)]
+        refs += [SessionRef(agent=agent, path=str(path)) for path in files]
+        for ref in refs:
+            await adapter.detect(platform, ref)
+            transcript = await adapter.load(platform, ref)
+            summary = await adapter.summarize(platform, ref, prompts=caps)
+            assert summary == (fold(transcript, prompts=caps) if isinstance(transcript, Transcript) else transcript)
+            used = await adapter.add_up(platform, ref)
+            if isinstance(summary, SessionSummary):
+                assert told(used) == told(SessionUsage.of(summary))
+
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        for path, content in files.items():
+            path.write_bytes(data.draw(_damaged(content)))
+        anyio.run(read_all)
 
     check()

@@ -41,9 +41,10 @@ _SHOWN_BY: dict[str, Capability] = {"prompt": "prompts", "reply": "replies", "re
 class _Group:
     """What one message of the agent's gave; replaced as a whole where the agent wrote it anew."""
 
-    events: list[TranscriptEvent] = field(default_factory=list)
-    prompts: list[tuple[str, datetime | None]] = field(default_factory=list)
+    # There are as many as records, each with little in it.
     counts: dict[EventKind, int] = field(default_factory=dict)
+    events: list[TranscriptEvent] | None = None
+    prompts: list[tuple[str, datetime | None]] | None = None
 
 
 @dataclass(slots=True)
@@ -163,9 +164,8 @@ class Recorder:
             group = self._groups[key] = _Group()
             self._all.append(group)
         elif anew:
-            group.events.clear()
-            group.prompts.clear()
             group.counts.clear()
+            group.events = group.prompts = None
         self._open = group
 
     def end(self) -> None:
@@ -194,19 +194,25 @@ class Recorder:
         group = self._open
         group.counts[kind] = group.counts.get(kind, 0) + 1
         if kind == "prompt" and lane == MAIN_LANE:
-            group.prompts.append((self._kept_prompt(text), at))
+            prompt = (self._kept_prompt(text), at)
+            if group.prompts is None:
+                group.prompts = [prompt]
+            else:
+                group.prompts.append(prompt)
         if self.keep:
-            group.events.append(
-                TranscriptEvent(
-                    lane=lane,
-                    kind=kind,
-                    source=_pointer(source),
-                    at=at,
-                    text=text[: self._longest],
-                    call_id=call_id,
-                    abandoned=False,
-                )
+            event = TranscriptEvent(
+                lane=lane,
+                kind=kind,
+                source=_pointer(source),
+                at=at,
+                text=text[: self._longest],
+                call_id=call_id,
+                abandoned=False,
             )
+            if group.events is None:
+                group.events = [event]
+            else:
+                group.events.append(event)
 
     def _kept_prompt(self, text: str) -> str:
         if self.keep:
@@ -344,6 +350,8 @@ class Recorder:
         dead = {id(self._groups[key]) for key in self._abandoned if key in self._groups}
         events: list[TranscriptEvent] = []
         for group in self._all:
+            if group.events is None:
+                continue
             if id(group) in dead:
                 events.extend(event.model_copy(update={"abandoned": True}) for event in group.events)
             else:
@@ -393,7 +401,8 @@ class Recorder:
     def summary(self) -> SessionSummaryWithPrompts:
         """The numbers."""
         dead = {id(self._groups[key]) for key in self._abandoned if key in self._groups}
-        prompts = [prompt for group in self._all if id(group) not in dead for prompt in group.prompts]
+        alive = (group for group in self._all if group.prompts is not None and id(group) not in dead)
+        prompts = [prompt for group in alive for prompt in group.prompts or ()]
         most = None if self._asked is None else self._asked.max_prompts
         requests = self._all_requests()
         return SessionSummaryWithPrompts.model_construct(

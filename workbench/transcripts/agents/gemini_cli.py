@@ -158,12 +158,12 @@ class _Pass:
         self._reading = reading
         self._recorder = reading.recorder
         self._recorder.session_id = stem(path)
-        self._live: list[str] = []
+        self._live: dict[str, None] = {}  # in the order in which they were first written
         self._known: set[str] = set()
         self._unanswered: set[str] = set()
 
     async def read(self, path: str, lane: str) -> None:
-        self._live = []
+        self._live = {}
         if path.endswith(".json"):
             document = mapping(await self._reading.document(path))
             self._update(document, DocumentPointer(path=path, pointer=""), lane)
@@ -177,7 +177,7 @@ class _Pass:
                 self._update(update, record.source, lane)
                 if isinstance(update.get("messages"), list):
                     self._recorder.abandon(self._live)
-                    self._live = []
+                    self._live = {}
                     for message in map(mapping, update["messages"]):
                         self._again(message, record.source, lane)
             elif "$rewindTo" in value:
@@ -196,9 +196,10 @@ class _Pass:
 
     def _rewind(self, id: str, lane: str) -> None:
         key = f"{lane}:{id}"
-        start = self._live.index(key) if key in self._live else 0
-        self._recorder.abandon(self._live[start:])
-        del self._live[start:]
+        live = list(self._live)
+        start = live.index(key) if key in self._live else 0
+        self._recorder.abandon(live[start:])
+        self._live = dict.fromkeys(live[:start])
 
     def _again(self, message: dict[str, Any], source: Source, lane: str) -> None:
         """A message of a whole new list. One that was told before is told there with less: its calls bare, no usage."""
@@ -208,7 +209,7 @@ class _Pass:
             return
         self._recorder.begin(key, anew=False)
         self._recorder.end()
-        self._live.append(key)
+        self._live[key] = None
 
     def _message(self, message: dict[str, Any], source: Source, lane: str) -> None:
         recorder = self._recorder
@@ -216,8 +217,7 @@ class _Pass:
         key = f"{lane}:{id}"
         recorder.begin(key)
         self._known.add(key)
-        if key not in self._live:
-            self._live.append(key)
+        self._live.setdefault(key)
         content = message.get("content")
         text = _text(content)
         if kind == "user":
@@ -241,7 +241,6 @@ class _Pass:
                 recorder.request(f"{recorder.session_id}:{key}", source, lane=lane, at=at, model=model, usage=usage)
         elif kind in ("info", "error", "warning"):
             recorder.event("notice", source, lane=lane, at=at, text=text)
-        recorder.end()
 
     def _call(self, call: dict[str, Any], place: str, source: Source, lane: str, at: datetime | None) -> None:
         recorder = self._recorder
