@@ -252,3 +252,33 @@ def test_sessions_are_read_in_a_home_where_nothing_may_be_written(home: Path) ->
         for path in (home, *home.rglob("*")):
             path.chmod(path.stat().st_mode | 0o200)
     assert sorted(home.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", [("list", "--json"), ("usage", "--json"), ("search", "parser")])
+def test_who_waits_at_a_terminal_sees_how_far_it_is_and_what_is_told_goes_where_it_is_to(
+    home: Path, arguments: tuple[str, ...]
+) -> None:
+    argv = [sys.executable, "-m", "workbench", "transcripts", *arguments]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    piped = subprocess.run(argv, env=environment, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "Listing" not in piped.stdout + piped.stderr
+    for both in (False, True):
+        master, slave = pty.openpty()
+        stdout = slave if both else subprocess.PIPE
+        with subprocess.Popen(argv, env=environment, cwd=ROOT, stdout=stdout, stderr=slave, text=True) as process:
+            os.close(slave)
+            seen = b""
+            with contextlib.suppress(OSError):
+                while piece := os.read(master, 65_536):
+                    seen += piece
+            out, _ = process.communicate(timeout=120)
+        os.close(master)
+        assert process.returncode == 0, seen
+        assert b"Listing" in seen
+        if not both:
+            assert out == piped.stdout
+        elif "--json" in arguments:
+            told = seen.decode().replace("\r", "")
+            assert json.loads(told[told.index("[{") : told.rindex("]") + 1]) == json.loads(piped.stdout)
+        else:
+            assert b"codex" in seen or b"2026-03-01" in seen

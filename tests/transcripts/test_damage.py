@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from workbench.transcripts import (
 from workbench.transcripts import reading as reading_module
 from workbench.transcripts.files import FileAdapter
 from workbench.transcripts.models import SessionUsage
+from workbench.transcripts.platform import SessionEntry, SessionStat
 
 
 def prompt(text: str) -> bytes:
@@ -357,3 +359,76 @@ def test_a_file_damaged_anywhere_is_read_alike_in_all_ways(agent: str, tmp_path:
         anyio.run(read_all)
 
     check()
+
+
+class _Shifting(LocalPlatform):
+    """This machine, on which at the third call something happens to all of a home."""
+
+    def __init__(self, home: Path, happens: str) -> None:
+        super().__init__(env={}, home=str(home))
+        inner, calls = self.fs, 0
+
+        def strike() -> None:
+            nonlocal calls
+            calls += 1
+            if calls != 3:
+                return
+            for path in [path for path in home.rglob("*") if path.is_file()]:
+                data = path.read_bytes()
+                if happens == "grow":
+                    path.write_bytes(data * 2)
+                elif happens == "shrink":
+                    path.write_bytes(data[: len(data) // 2])
+                elif happens == "are replaced":
+                    path.unlink()
+                    path.write_bytes(data[::-1])
+                elif happens == "become directories":
+                    path.unlink()
+                    path.mkdir()
+            if happens == "go away":
+                shutil.rmtree(home)
+
+        class Fs:
+            @staticmethod
+            async def stat(path: str) -> SessionStat:
+                strike()
+                return await inner.stat(path)
+
+            @staticmethod
+            async def list(path: str) -> tuple[SessionEntry, ...]:
+                strike()
+                return await inner.list(path)
+
+            @staticmethod
+            async def read(path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+                strike()
+                return await inner.read(path, offset=offset, length=length)
+
+        self.fs = Fs()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("happens", ["grow", "shrink", "are replaced", "become directories", "go away"])
+@pytest.mark.parametrize("agent", sorted(HOMES))
+def test_files_that_change_while_they_are_read_are_values_for_every_agent(
+    agent: str, tmp_path: Path, happens: str
+) -> None:
+    """«a file that disappeared, an IO error», whenever that is: nothing raises, nothing hangs."""
+    adapter = find_adapter(agent)
+    assert isinstance(adapter, FileAdapter)
+
+    async def read(home: Path, way: str) -> None:
+        roots = adapter.roots(AgentHome((str(home),)))
+        found = [x.ref for root in roots async for x in adapter.discover(LocalPlatform(), root) if is_session_head(x)]
+        platform = _Shifting(home, happens)
+        if way == "discover":
+            for root in roots:
+                assert len([item async for item in adapter.discover(platform, root)]) < 9
+            return
+        for ref in found:
+            await getattr(adapter, way)(platform, ref)
+
+    for way in ("discover", "load", "summarize", "add_up"):
+        home = tmp_path / way
+        home.mkdir()
+        HOMES[agent](home)
+        anyio.run(read, home, way)

@@ -28,13 +28,23 @@ def named_session(name: str) -> str:
 
 
 def progress() -> Progress:
-    """Shown while somebody waits at a terminal."""
+    """Shown while somebody waits at a terminal.
+
+    What is printed meanwhile goes above it where that is the same terminal, and where it always went else. JSON is written
+    once it has ended.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True, no_color=not output.colours(sys.stderr))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+        disable=not console.is_terminal,
+    )
 
 
 def print_table(

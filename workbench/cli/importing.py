@@ -54,10 +54,11 @@ def import_session(
     The edits that the records hold go into the new session's overlay, reply by reply; those that don't fit what is there are
     left out and named. Nothing of the workspace changes. Without -w it's the repository that the agent worked in.
     """
-    with failing(json), progress() as bar:
-        found = anyio.run(_loaded, session, agent, bar)
-        root = os.path.realpath(_workspace(workspace, found, quiet=quiet or json))
-        report = anyio.run(_report, found, root, name, from_dir, only, dry_run, bar)
+    with failing(json):
+        with progress() as bar:
+            found = anyio.run(_loaded, session, agent, bar)
+            root = os.path.realpath(_workspace(workspace, found, quiet=quiet or json))
+            report = anyio.run(_report, found, root, name, from_dir, only, dry_run, bar)
         if json:
             output.write_json(report)
             return

@@ -56,16 +56,16 @@ def show_all(
     """List sessions, the last one worked on first."""
     from workbench.transcripts.finding import Newest
 
-    with failing(json), progress() as bar:
+    # In bytes: a character beyond Latin-1 makes each of a text take two of them, or four.
+    texts = Newest(limit or None, lambda head: head.model_dump_json().encode())
+    rows = Newest(limit or None, _row)
+    with failing(json):
+        with progress() as bar:
+            failures = anyio.run(_listed, agent, project, texts.add if json else rows.add, bar)
         if json:
-            # In bytes: a character beyond Latin-1 makes each of a text take two of them, or four.
-            texts = Newest(limit or None, lambda head: head.model_dump_json().encode())
-            failures = anyio.run(_listed, agent, project, texts.add, bar)
             told = map(bytes.decode, texts.first_to_last())
             output.write_json_texts(chain(told, (failure.model_dump_json() for failure in failures)))
             return
-        rows = Newest(limit or None, _row)
-        failures = anyio.run(_listed, agent, project, rows.add, bar)
     _say_failures(failures)
     shown = rows.first_to_last()
     ids = _shown_ids([row[2] for row in shown if row[2]])
@@ -98,10 +98,11 @@ def search(
     json: JsonOption = False,
 ) -> None:
     """Search what people asked and agents answered, in every session."""
-    with failing(json), progress() as bar:
+    with failing(json):
         if not text.strip():
             raise OptionsError("There's nothing to look for in an empty text.")
-        matches = anyio.run(partial(_searched, json=json), text, agent, project, bar)
+        with progress() as bar:
+            matches = anyio.run(partial(_searched, json=json), text, agent, project, bar)
         if json:
             output.write_json_list(matches)
     if not matches:
@@ -131,7 +132,7 @@ def usage(
     """
     from workbench.transcripts.tally import Prices, Tally, day_start, total
 
-    with failing(json), progress() as bar:
+    with failing(json):
         known = None
         if prices is not None:
             with open(prices, "rb") as file:
@@ -142,7 +143,8 @@ def usage(
             since=None if since is None else day_start(since),
             until=None if until is None else day_start(until),
         )
-        anyio.run(_tallied, tally, agent, project, bar)
+        with progress() as bar:
+            anyio.run(_tallied, tally, agent, project, bar)
         rows = tally.rows()
         if json:
             output.write_json_list((*rows, total(rows)))
