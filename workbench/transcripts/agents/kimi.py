@@ -101,7 +101,7 @@ class Kimi(FileAdapter):
             except FileNotFoundError:
                 pass
         if path.endswith("/agents/main/wire.jsonl"):
-            for other, entry in await walk(reading.platform, parent(folder), depth=1, signal=reading.signal):
+            for other, entry in await walk(reading.platform, parent(folder), depth=1, inside=1, signal=reading.signal):
                 name = parent(other).rpartition("/")[2]
                 if not isinstance(entry, OSError) and other.endswith(f"/{_WIRE}") and name != "main":
                     recorder.lane(Lane(id=name, parent=MAIN_LANE, path=other))
