@@ -110,6 +110,25 @@ def test_a_link_out_is_told_and_one_to_what_is_listed_anyway_isn_t(tmp_path: Pat
     assert refused(items) == {str(projects / "-work-out")}
 
 
+@pytest.mark.parametrize("agent", sorted(HOMES))
+def test_a_link_where_no_session_would_be_is_nothing_to_tell_of(agent: str, tmp_path: Path) -> None:
+    """A project that Aider works in may have any, and so may the directories of other agents' other things."""
+    home = tmp_path / "home"
+    home.mkdir()
+    HOMES[agent](home)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "notes.txt").touch()
+    adapter = find_adapter(agent)
+    roots = [Path(root) for root in adapter.roots(AgentHome((str(home),)))]
+    for root in {root for root in roots if root.is_dir()}:
+        (root / "notes.txt").symlink_to(tmp_path / "elsewhere" / "notes.txt")
+        if getattr(adapter, "depth", 12) == 0 or agent == "opencode":
+            (root / "node_modules").symlink_to(tmp_path / "elsewhere")
+    items = found(agent, home)
+    assert sum(map(is_session_head, items)) == 1
+    assert refused(items) == set()
+
+
 def _subagent(folder: Path) -> None:
     told = {"type": "user", "isSidechain": True, "sessionId": "c1", "message": {"content": "a subagent's task"}}
     lines(folder / "agent-a.jsonl", told)
@@ -168,6 +187,7 @@ def test_a_filesystem_that_knows_of_links_follows_none_either(tmp_path: Path) ->
     projects = tmp_path / "home" / "projects"
     projects.mkdir(parents=True)
     (projects / "p").symlink_to(tmp_path / "elsewhere" / "projects" / "-work-project")
+    (projects / "nothing").symlink_to(tmp_path / "nothing")
     (projects / "q").mkdir()
     (projects / "q" / "c1.jsonl").symlink_to(tmp_path / "elsewhere" / "projects" / "-work-project" / "c1.jsonl")
     items = found("claude-code", tmp_path / "home", FsspecPlatform(fsspec.filesystem("file")))

@@ -351,8 +351,9 @@ async def walk(
         below = []
         for entry in entries:
             path = join(directory, entry.name)
-            if entry.stat.is_link and (inside or entry.stat.kind != "file"):
-                links.append((path, entry.stat))
+            if entry.stat.is_link and (inside or entry.stat.kind == "directory"):
+                if level < depth:
+                    links.append((path, entry.stat))
             elif entry.stat.kind == "file":
                 found.append((path, entry))
             elif entry.stat.kind == "directory" and level < depth and _is_new(entry.stat, seen):

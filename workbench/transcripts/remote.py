@@ -10,6 +10,7 @@ from typing import Any
 from anyio import to_thread
 from fsspec import AbstractFileSystem
 
+from workbench.transcripts.homes import join
 from workbench.transcripts.platform import FileKind, SessionEntry, SessionStat, link_refused
 from workbench.transcripts.values import moment
 from workbench.transcripts.zstd import decompress
@@ -39,7 +40,15 @@ class _FsspecFs:
         if (await self.stat(path)).kind != "directory":
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
         found = await to_thread.run_sync(lambda: self._fs.ls(path, detail=True))
-        entries = (SessionEntry(_name_of(info), _stat_of(info)) for info in found)
+        entries = []
+        for info in found:
+            name, stat = _name_of(info), _stat_of(info)
+            if stat.is_link:
+                try:
+                    stat = await self.stat(join(path, name))
+                except OSError:  # it leads nowhere
+                    continue
+            entries.append(SessionEntry(name, stat))
         return tuple(sorted(entries, key=lambda entry: entry.name))
 
     async def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
