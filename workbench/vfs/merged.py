@@ -136,7 +136,7 @@ class MergedView:
             entries = self._visible(here, merged, hidden)
             directories = [name for name, kind in entries if kind is directory]
             yield here, directories, [name for name, kind in entries if kind is not directory]
-            waiting.extend((_child(here, name), found) for name in reversed(directories))
+            waiting.extend((paths.child(here, name), found) for name in reversed(directories))
 
     def find(self, path: bytes = b"", *, kind: Kind | None = None) -> Iterator[bytes]:
         """Every path below a directory, a directory before what is in it, bytewise; only those of one kind if it's given.
@@ -152,7 +152,7 @@ class MergedView:
             if entry is None:
                 waiting.pop()
                 continue
-            below = _child(here, entry[0])
+            below = paths.child(here, entry[0])
             if kind is None or entry[1] is kind:
                 yield below
             if entry[1] is Kind.DIR:
@@ -267,7 +267,7 @@ class MergedView:
             return True
         if not self.hide_hidden_paths or not _is_hidden_name(name):
             return False
-        return not _exists(self.lower, _child(path, name))
+        return not _exists(self.lower, paths.child(path, name))
 
     def _is_hidden(self, path: bytes) -> bool:
         """Whether listings from further up pass over it; what is below is then shown as it is."""
@@ -332,16 +332,12 @@ class MergedView:
     def _entries_below(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         if self._detailed is not None:
             return _shown(self._detailed.entries(path))
-        return [(name, self.lower.stat(_child(path, name)).kind) for name in self.lower.list(path)]
+        return [(name, self.lower.stat(paths.child(path, name)).kind) for name in self.lower.list(path)]
 
     def _names_below(self, path: bytes) -> builtins.list[bytes]:
         if self._brief is not None:
             return self._brief.names(path)
         return [name for name, _ in self._entries_below(path)]
-
-
-def _child(path: bytes, name: bytes) -> bytes:
-    return path + b"/" + name if path else name
 
 
 def _shown(entries: list[tuple[bytes, Kind]]) -> list[tuple[bytes, Kind]]:
