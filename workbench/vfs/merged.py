@@ -9,7 +9,7 @@ from typing import BinaryIO, TypeVar
 
 from workbench.vfs import paths, patterns
 from workbench.vfs.layers import Found, Upper
-from workbench.vfs.storage import BY_NAME, BriefStorage, DetailedStorage, Kind, Stat, Storage
+from workbench.vfs.storage import BY_NAME, DIR, WHITEOUT, BriefStorage, DetailedStorage, Kind, Stat, Storage
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class MergedView:
             return file.read()
 
     def _open(self, path: bytes, found: Found) -> BinaryIO:
-        if found.kind is Kind.WHITEOUT:
+        if found.kind is WHITEOUT:
             raise paths.error(errno.ENOENT, path)
         if found.kind is not None:
             return self.upper.open(path)
@@ -122,7 +122,6 @@ class MergedView:
         step aren't entered. A directory that vanishes meanwhile is passed over. Raises as `list`.
         """
         hidden = self._is_hidden(path)
-        directory = Kind.DIR
         # What is looked up from its parent costs the same at any depth.
         waiting: builtins.list[tuple[bytes, Found | None]] = [(path, None)]
         while waiting:
@@ -134,8 +133,8 @@ class MergedView:
                     raise
                 continue
             entries = self._visible(here, merged, hidden)
-            directories = [name for name, kind in entries if kind is directory]
-            yield here, directories, [name for name, kind in entries if kind is not directory]
+            directories = [name for name, kind in entries if kind is DIR]
+            yield here, directories, [name for name, kind in entries if kind is not DIR]
             waiting.extend((paths.child(here, name), found) for name in reversed(directories))
 
     def find(self, path: bytes = b"", *, kind: Kind | None = None) -> Iterator[bytes]:
@@ -155,7 +154,7 @@ class MergedView:
             below = paths.child(here, entry[0])
             if kind is None or entry[1] is kind:
                 yield below
-            if entry[1] is Kind.DIR:
+            if entry[1] is DIR:
                 try:
                     found, merged = self._merge(below, above)
                 except (FileNotFoundError, NotADirectoryError):
@@ -249,7 +248,7 @@ class MergedView:
             return below
         names = dict.fromkeys(below)
         for name, kind in above:
-            if kind is Kind.WHITEOUT:
+            if kind is WHITEOUT:
                 names.pop(name, None)
             else:
                 names[name] = None
@@ -282,7 +281,7 @@ class MergedView:
     def _look(self, path: bytes, above: Found | None = None) -> Found:
         """What the upper says of a path that isn't deleted; `above` is what it says of the parent, where that's known."""
         found = self._asked(path, above)
-        if found.kind is Kind.WHITEOUT:
+        if found.kind is WHITEOUT:
             raise paths.error(errno.ENOENT, path)
         return found
 
@@ -299,14 +298,14 @@ class MergedView:
         if self._brief is None:
             return self._stat_below(path, found).kind
         kind = self._told_below(path, found, self._brief.kind)
-        if kind is Kind.WHITEOUT:
+        if kind is WHITEOUT:
             raise paths.error(errno.ENOENT, path)
         return kind
 
     def _stat_below(self, path: bytes, found: Found) -> Stat:
         """The lower's stat of a path that the upper has nothing of."""
         stat = self._told_below(path, found, self.lower.stat)
-        if stat.kind is Kind.WHITEOUT:
+        if stat.kind is WHITEOUT:
             raise paths.error(errno.ENOENT, path)
         return stat
 
@@ -325,7 +324,7 @@ class MergedView:
         """Whether the upper's last directory on the way stands where the lower has something else."""
         above = b"/".join(paths.parts(path)[: found.directories])
         try:
-            return self.lower.stat(above).kind is not Kind.DIR
+            return self.lower.stat(above).kind is not DIR
         except (FileNotFoundError, NotADirectoryError):
             return True
 
@@ -341,8 +340,7 @@ class MergedView:
 
 
 def _shown(entries: list[tuple[bytes, Kind]]) -> list[tuple[bytes, Kind]]:
-    whiteout = Kind.WHITEOUT
-    return [each for each in entries if each[1] is not whiteout]
+    return [each for each in entries if each[1] is not WHITEOUT]
 
 
 def _is_hidden_name(name: bytes) -> bool:
