@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import io
@@ -106,12 +107,31 @@ class LiveOverlay(Overlay):
             raise
         return handles.buffered(draft, asked)
 
-    def entries(self, path: bytes) -> list[tuple[bytes, Kind]]:
+    def kind(self, path: bytes) -> Kind | None:
+        """As `Overlay.kind`; what changed under a running sandbox as commands see it."""
+        if not self._is_stale(path):
+            return super().kind(path)
+        try:
+            return self.stat(path).kind
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def list(self, path: bytes) -> builtins.list[bytes]:
+        """As `Overlay.list`."""
+        self._catch_up()
+        return super().list(path)
+
+    def xattrs(self, path: bytes) -> dict[bytes, bytes]:
+        """As `Overlay.xattrs`."""
+        self._catch_up()
+        return super().xattrs(path)
+
+    def entries(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         """As `Overlay.entries`."""
         self._catch_up()
         return super().entries(path)
 
-    def walk(self, path: bytes = b"") -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
+    def walk(self, path: bytes = b"") -> Iterator[tuple[bytes, builtins.list[bytes], builtins.list[bytes]]]:
         """As `Overlay.walk`, as it is at the start."""
         self._catch_up()
         return super().walk(path)
@@ -121,7 +141,7 @@ class LiveOverlay(Overlay):
         self._catch_up()
         return super().find(path, kind=kind)
 
-    def glob(self, pattern: bytes, fitting: Fitting | None = None) -> list[bytes]:
+    def glob(self, pattern: bytes, fitting: Fitting | None = None) -> builtins.list[bytes]:
         """As `Overlay.glob`."""
         self._catch_up()
         return super().glob(pattern, fitting)

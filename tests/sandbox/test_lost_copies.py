@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,13 @@ from tests.sandbox.support import Inside, Layers, backend_of, left_of, running, 
 from tests.trees import make_tree, snapshot
 from tests.waiting import wait_until
 from workbench.errors import SandboxError
+from workbench.live import LiveOverlay
 from workbench.sandbox import docker, images
 from workbench.sandbox.copies import Copies, rescue
 from workbench.sandbox.engine import Engine
 from workbench.sandbox.runtime import find_socket
+from workbench.vfs.storage import Kind
+from workbench.workspace import Workspace
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine")]
 
@@ -58,6 +62,38 @@ def test_what_a_killed_keeper_left_in_the_engine_is_read_out(bench: Bench) -> No
     assert left_of(name) == []
     assert find_socket(bench.overlay) is None
     assert not os.path.exists(os.path.dirname(socket))
+
+
+_QUESTIONS: dict[str, Callable[[LiveOverlay], tuple[bool, ...]]] = {
+    "list": lambda view: (b"list" in view.list(b"made"), b"list" in view.list(b"gone")),
+    "entries": lambda view: tuple((b"entries", Kind.FILE) in view.entries(each) for each in (b"made", b"gone")),
+    "stat": lambda view: (view.stat(b"made/stat").size == 1, view.exists(b"gone/stat")),
+    "kind": lambda view: (view.kind(b"made/kind") is Kind.FILE, view.kind(b"gone/kind") is not None),
+    "exists": lambda view: (view.exists(b"made/exists"), view.exists(b"gone/exists")),
+    "xattrs": lambda view: (view.xattrs(b"made/xattrs") == {}, False),
+    "glob": lambda view: (view.glob(b"made/gl*") != [], view.glob(b"gone/gl*") != []),
+    "find": lambda view: (b"made/find" in view.find(), b"gone/find" in view.find()),
+    "read": lambda view: (view.read_bytes(b"made/read") == b"\n", False),
+}
+
+
+@pytest.mark.parametrize("sharing", ["mounted", "copied", "plain"])
+def test_what_a_running_command_has_just_written_is_told_whatever_is_asked(bench: Bench, workspace: Path) -> None:
+    for directory in ("made", "gone"):
+        (workspace / directory).mkdir()
+    for what in _QUESTIONS:
+        (workspace / "gone" / what).touch()
+    # A change for each question, since the answer to one may bring that to another along.
+    agent = InPhases(bench, "".join(f"echo > made/{what}; rm gone/{what}; phase {what}\n" for what in _QUESTIONS))
+    for what, question in _QUESTIONS.items():
+        agent.at(what)
+
+        async def ask(opened: Workspace, question: Callable[[LiveOverlay], tuple[bool, ...]] = question) -> object:
+            return question(opened.view)
+
+        assert bench.do(ask) == (True, False), what
+        agent.go_on()
+    agent.end()
 
 
 @pytest.mark.parametrize("sharing", ["mounted", "copied", "plain"])

@@ -72,6 +72,7 @@ def test_every_kind_is_told(storage: LocalStorage, root: Path) -> None:
     ]
     assert storage.entries(b"") == kinds
     assert [(name, storage.stat(name).kind) for name, _ in kinds] == kinds
+    assert [(name, storage.kind(name)) for name in storage.names(b"")] == kinds
     assert storage.stat(b"").kind is Kind.DIR
     assert storage.stat(b"file").size == 7
     assert storage.readlink(b"symlink") == b"directory"
@@ -92,6 +93,9 @@ def test_wrong_kinds_are_refused_with_the_path(storage: LocalStorage, root: Path
         (storage.list, b"symlink"): errno.ENOTDIR,
         (storage.list, b"missing"): errno.ENOENT,
         (storage.entries, b"dangling"): errno.ENOTDIR,
+        (storage.names, b"symlink"): errno.ENOTDIR,
+        (storage.kind, b"symlink/below"): errno.ENOTDIR,
+        (storage.kind, b"missing"): errno.ENOENT,
         (storage.readlink, b"file"): errno.EINVAL,
         (storage.readlink, b"directory"): errno.EINVAL,
         (storage.readlink, b"missing"): errno.ENOENT,
@@ -124,7 +128,9 @@ def test_reading_and_listing_leave_the_access_times(storage: LocalStorage, root:
         os.utime(path, ns=(1, 1))
     with storage.open(b"directory/file") as file:
         file.read()
-    storage.list(b"directory")
+    assert storage.read_bytes(b"directory/file") == b"x"
+    for method in (storage.list, storage.names, storage.entries):
+        assert method(b"directory")
     assert (root / "directory" / "file").stat().st_atime_ns == 1
     assert (root / "directory").stat().st_atime_ns == 1
 
@@ -208,7 +214,8 @@ def test_a_mount_point_is_an_empty_directory(resolver: str) -> None:
         assert storage.stat(b"proc").kind is Kind.DIR
         assert storage.exists(b"proc")
         assert storage.list(b"proc") == []
-        assert storage.entries(b"proc") == []
+        assert storage.entries(b"proc") == storage.names(b"proc") == []
+        assert storage.kind(b"proc") is Kind.DIR
         for path in (b"proc/version", b"proc/sys/kernel"):
             assert not storage.exists(path)
             with pytest.raises(FileNotFoundError):
@@ -302,7 +309,8 @@ def test_no_call_leaks_a_descriptor(storage: LocalStorage, root: Path) -> None:
     (root / "l").symlink_to("f")
     before = len(os.listdir("/proc/self/fd"))
     for path in (b"", b"d", b"f", b"l", b"missing", b"f/x", b"l/x"):
-        for method in (storage.stat, storage.list, storage.entries, storage.readlink, storage.handle, storage.resolve):
+        listings = (storage.list, storage.names, storage.entries)
+        for method in (storage.stat, storage.kind, *listings, storage.readlink, storage.handle, storage.resolve):
             try:
                 method(path)
             except OSError:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import fnmatch
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workbench.errors import OptionsError
+from workbench.vfs import patterns
 from workbench.vfs.memory import MemoryUpper
 from workbench.vfs.overlay import Overlay
 
@@ -57,6 +62,21 @@ def test_a_character_of_several_bytes_is_one_and_a_stray_byte_too() -> None:
     assert overlay.glob(b"\xff*") == [b"\xff", b"\xff\xfe"]
 
 
+_names = st.lists(st.sampled_from([b"a", b".", b"*", b"\n", "é".encode(), b"\xc3", b"\xa9", b"\xff"]), max_size=6).map(
+    b"".join
+)
+
+
+@given(_names, _names)
+def test_a_pattern_fits_the_same_names_whether_it_is_compared_by_bytes_or_by_characters(
+    pattern: bytes, name: bytes
+) -> None:
+    def text(value: bytes) -> str:
+        return value.decode("utf-8", "surrogateescape")
+
+    assert patterns.matcher(pattern)(name) == fnmatch.fnmatchcase(text(name), text(pattern))
+
+
 def test_hidden_paths_are_found_only_where_the_pattern_names_them(overlay: Overlay) -> None:
     overlay.makedirs(b"src/_new/sub")
     overlay.create(b"src/_new/sub/g.py")
@@ -67,6 +87,11 @@ def test_hidden_paths_are_found_only_where_the_pattern_names_them(overlay: Overl
     assert [here for here, _, _ in overlay.walk(b"src") if b"_new" in here] == []
     assert overlay.glob(b"src/_new/**/*.py") == [b"src/_new/sub/g.py"]
     assert overlay.glob(b"src/_new.py") == [b"src/_new.py"]
+    # Also where it's named in a directory that was listed for the component before.
+    assert overlay.glob(b"**/_new.py") == [b"src/_new.py"]
+    assert overlay.glob(b"**/_new/sub/*") == [b"src/_new/sub/g.py"]
+    overlay.unlink(b"src/_old/e.py")
+    assert overlay.glob(b"**/e.py") == []
     assert list(overlay.find(b"src/_new")) == [b"src/_new/sub", b"src/_new/sub/g.py"]
 
 

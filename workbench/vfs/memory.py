@@ -16,7 +16,7 @@ from workbench.vfs import handles, paths
 from workbench.vfs.content import Content
 from workbench.vfs.layers import Entry, Found, OpenMode
 from workbench.vfs.marks import PREFIX
-from workbench.vfs.storage import Kind, Stat
+from workbench.vfs.storage import DIR, FILE, WHITEOUT, Kind, Stat
 
 _NAME_MAX = 255
 _NEW_FILE = 0o666
@@ -54,7 +54,7 @@ class _Node:
         self.mtime_ns = self.ctime_ns = time.time_ns()
         self.target = b""
         self.xattrs: dict[bytes, bytes] = _NO_XATTRS
-        self.children: dict[bytes, _Node] = {} if kind is Kind.DIR else _NO_CHILDREN
+        self.children: dict[bytes, _Node] = {} if kind is DIR else _NO_CHILDREN
 
     def stat(self) -> Stat:
         size = self.content.size if self.content is not None else len(self.target)
@@ -67,7 +67,7 @@ class _Node:
 
 _NO_CHILDREN: dict[bytes, _Node] = {}
 _NO_XATTRS: dict[bytes, bytes] = {}
-_WHITEOUT = _Node(Kind.WHITEOUT, 0, (0, 0), 0, None)
+_WHITEOUT = _Node(WHITEOUT, 0, (0, 0), 0, None)
 
 
 class MemoryUpper:
@@ -83,7 +83,7 @@ class MemoryUpper:
         self._spill = spill
         self._inodes = itertools.count(1)
         self._owner = (os.geteuid(), os.getegid())
-        self._root = self._new(Kind.DIR, 0o755)
+        self._root = self._new(DIR, 0o755)
 
     # Reading
 
@@ -94,9 +94,9 @@ class MemoryUpper:
         bare: object = None
         names = path.split(b"/") if path else ()
         for depth, name in enumerate(names):
-            if node.kind is not Kind.DIR:
+            if node.kind is not DIR:
                 paths.parts(path)
-                raise paths.error(errno.ENOENT if node.kind is Kind.WHITEOUT else errno.ENOTDIR, path)
+                raise paths.error(errno.ENOENT if node.kind is WHITEOUT else errno.ENOTDIR, path)
             lower = below
             child = node.children.get(name)
             if child is None:
@@ -105,7 +105,7 @@ class MemoryUpper:
                 return Found(None, depth, lower, lower, bare=bare)
             node = child
             bare = node.bare or bare
-            below = below and node.kind is Kind.DIR and not node.opaque
+            below = below and node.kind is DIR and not node.opaque
         return Found(node.kind, len(names), lower, below, node.inode, node.stat, bare)
 
     def stat(self, path: bytes) -> Stat:
@@ -183,12 +183,12 @@ class MemoryUpper:
             hides = hides or parent.opaque or parent.bare is bare
         old = parent.children.get(name)
         if old is None:
-            if not hides or parent.kind is not Kind.DIR:
+            if not hides or parent.kind is not DIR:
                 return False
             _check_name(path, name)
-            node = self._new(Kind.FILE, _NEW_FILE & ~self._umask, Content(bytes(data), self._spill))
+            node = self._new(FILE, _NEW_FILE & ~self._umask, Content(bytes(data), self._spill))
             self._inherit(node, parent)
-        elif old.kind is Kind.FILE:
+        elif old.kind is FILE:
             node = self._successor(old, data)
         else:
             return False
@@ -198,11 +198,11 @@ class MemoryUpper:
 
     def make_file(self, path: bytes, mode: int, data: bytes = b"") -> None:
         """As `layers.Upper.make_file`."""
-        self._make(path, Kind.FILE, mode & ~self._umask, Content(bytes(data), self._spill))
+        self._make(path, FILE, mode & ~self._umask, Content(bytes(data), self._spill))
 
     def make_directory(self, path: bytes, mode: int, *, opaque: bool, bare: object = None) -> None:
         """As `layers.Upper.make_directory`."""
-        node = self._make(path, Kind.DIR, mode & 0o1777 & ~self._umask)
+        node = self._make(path, DIR, mode & 0o1777 & ~self._umask)
         node.opaque, node.bare = opaque, bare
 
     def make_symlink(self, path: bytes, target: bytes) -> None:
@@ -234,15 +234,15 @@ class MemoryUpper:
         """As `layers.Upper.put`."""
         parent, name = self._place(path)
         content = None
-        if entry.kind is Kind.FILE:
+        if entry.kind is FILE:
             held = entry.content
             content = Content(held if isinstance(held, bytes) else b"", self._spill)
             if not isinstance(held, bytes):
                 content.fill(held)
         there = parent.children.get(name, _WHITEOUT)
-        if there.kind is Kind.DIR:
+        if there.kind is DIR:
             raise paths.error(errno.EISDIR, path)
-        if there is not _WHITEOUT and entry.kind is Kind.DIR:
+        if there is not _WHITEOUT and entry.kind is DIR:
             raise paths.error(errno.ENOTDIR, path)
         node = self._new(entry.kind, entry.mode, content)
         if entry.owner is None:
@@ -267,7 +267,7 @@ class MemoryUpper:
 
     def _successor(self, old: _Node, data: bytes) -> _Node:
         """A file with this content, and otherwise as another, whose place it takes."""
-        node = self._new(Kind.FILE, old.mode, Content(bytes(data), self._spill))
+        node = self._new(FILE, old.mode, Content(bytes(data), self._spill))
         node.owner = old.owner
         node.xattrs = dict(old.xattrs) if old.xattrs else _NO_XATTRS
         self._drop(old)
@@ -315,7 +315,7 @@ class MemoryUpper:
             children = waiting.pop().children
             for name in [name for name, node in children.items() if node is _WHITEOUT]:
                 del children[name]
-            waiting.extend(node for node in children.values() if node.kind is Kind.DIR)
+            waiting.extend(node for node in children.values() if node.kind is DIR)
 
     def chmod(self, path: bytes, mode: int) -> None:
         """As `layers.Upper.chmod`."""
@@ -334,7 +334,7 @@ class MemoryUpper:
         node = self._node(path)
         if not name.startswith(b"user.") or name.startswith(PREFIX):
             raise paths.error(errno.ENOTSUP, path)
-        if node.kind not in (Kind.FILE, Kind.DIR):
+        if node.kind not in (FILE, DIR):
             raise paths.error(errno.EPERM, path)
         node.xattrs = {**node.xattrs, name: bytes(value)}
         node.ctime_ns = time.time_ns()
@@ -353,7 +353,7 @@ class MemoryUpper:
     def _inherit(self, node: _Node, parent: _Node) -> None:
         if parent.mode & stat_module.S_ISGID:
             node.owner = (node.owner[0], parent.owner[1])
-            if node.kind is Kind.DIR:
+            if node.kind is DIR:
                 node.mode |= stat_module.S_ISGID
 
     def _drop(self, node: _Node) -> None:
@@ -392,14 +392,14 @@ class MemoryUpper:
 
     def _directory(self, path: bytes) -> _Node:
         node = self._node(path)
-        if node.kind is not Kind.DIR:
+        if node.kind is not DIR:
             raise paths.error(errno.ENOTDIR, path)
         return node
 
     def _file(self, path: bytes) -> _Node:
         node = self._node(path)
-        if node.kind is not Kind.FILE:
-            codes = {Kind.DIR: errno.EISDIR, Kind.SYMLINK: errno.ELOOP, Kind.WHITEOUT: errno.ENOENT}
+        if node.kind is not FILE:
+            codes = {DIR: errno.EISDIR, Kind.SYMLINK: errno.ELOOP, WHITEOUT: errno.ENOENT}
             raise paths.error(codes.get(node.kind, errno.EINVAL), path)
         return node
 

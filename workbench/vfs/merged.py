@@ -9,7 +9,7 @@ from typing import BinaryIO, TypeVar
 
 from workbench.vfs import paths, patterns
 from workbench.vfs.layers import Found, Upper
-from workbench.vfs.storage import BY_NAME, BriefStorage, DetailedStorage, Kind, Stat, Storage
+from workbench.vfs.storage import BY_NAME, DIR, WHITEOUT, BriefStorage, DetailedStorage, Kind, Stat, Storage
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class MergedView:
             return file.read()
 
     def _open(self, path: bytes, found: Found) -> BinaryIO:
-        if found.kind is Kind.WHITEOUT:
+        if found.kind is WHITEOUT:
             raise paths.error(errno.ENOENT, path)
         if found.kind is not None:
             return self.upper.open(path)
@@ -122,7 +122,6 @@ class MergedView:
         step aren't entered. A directory that vanishes meanwhile is passed over. Raises as `list`.
         """
         hidden = self._is_hidden(path)
-        directory = Kind.DIR
         # What is looked up from its parent costs the same at any depth.
         waiting: builtins.list[tuple[bytes, Found | None]] = [(path, None)]
         while waiting:
@@ -134,9 +133,9 @@ class MergedView:
                     raise
                 continue
             entries = self._visible(here, merged, hidden)
-            directories = [name for name, kind in entries if kind is directory]
-            yield here, directories, [name for name, kind in entries if kind is not directory]
-            waiting.extend((_child(here, name), found) for name in reversed(directories))
+            directories = [name for name, kind in entries if kind is DIR]
+            yield here, directories, [name for name, kind in entries if kind is not DIR]
+            waiting.extend((paths.child(here, name), found) for name in reversed(directories))
 
     def find(self, path: bytes = b"", *, kind: Kind | None = None) -> Iterator[bytes]:
         """Every path below a directory, a directory before what is in it, bytewise; only those of one kind if it's given.
@@ -152,10 +151,10 @@ class MergedView:
             if entry is None:
                 waiting.pop()
                 continue
-            below = _child(here, entry[0])
+            below = paths.child(here, entry[0])
             if kind is None or entry[1] is kind:
                 yield below
-            if entry[1] is Kind.DIR:
+            if entry[1] is DIR:
                 try:
                     found, merged = self._merge(below, above)
                 except (FileNotFoundError, NotADirectoryError):
@@ -249,7 +248,7 @@ class MergedView:
             return below
         names = dict.fromkeys(below)
         for name, kind in above:
-            if kind is Kind.WHITEOUT:
+            if kind is WHITEOUT:
                 names.pop(name, None)
             else:
                 names[name] = None
@@ -267,7 +266,7 @@ class MergedView:
             return True
         if not self.hide_hidden_paths or not _is_hidden_name(name):
             return False
-        return not _exists(self.lower, _child(path, name))
+        return not _exists(self.lower, paths.child(path, name))
 
     def _is_hidden(self, path: bytes) -> bool:
         """Whether listings from further up pass over it; what is below is then shown as it is."""
@@ -282,7 +281,7 @@ class MergedView:
     def _look(self, path: bytes, above: Found | None = None) -> Found:
         """What the upper says of a path that isn't deleted; `above` is what it says of the parent, where that's known."""
         found = self._asked(path, above)
-        if found.kind is Kind.WHITEOUT:
+        if found.kind is WHITEOUT:
             raise paths.error(errno.ENOENT, path)
         return found
 
@@ -299,14 +298,14 @@ class MergedView:
         if self._brief is None:
             return self._stat_below(path, found).kind
         kind = self._told_below(path, found, self._brief.kind)
-        if kind is Kind.WHITEOUT:
+        if kind is WHITEOUT:
             raise paths.error(errno.ENOENT, path)
         return kind
 
     def _stat_below(self, path: bytes, found: Found) -> Stat:
         """The lower's stat of a path that the upper has nothing of."""
         stat = self._told_below(path, found, self.lower.stat)
-        if stat.kind is Kind.WHITEOUT:
+        if stat.kind is WHITEOUT:
             raise paths.error(errno.ENOENT, path)
         return stat
 
@@ -325,14 +324,14 @@ class MergedView:
         """Whether the upper's last directory on the way stands where the lower has something else."""
         above = b"/".join(paths.parts(path)[: found.directories])
         try:
-            return self.lower.stat(above).kind is not Kind.DIR
+            return self.lower.stat(above).kind is not DIR
         except (FileNotFoundError, NotADirectoryError):
             return True
 
     def _entries_below(self, path: bytes) -> builtins.list[tuple[bytes, Kind]]:
         if self._detailed is not None:
             return _shown(self._detailed.entries(path))
-        return [(name, self.lower.stat(_child(path, name)).kind) for name in self.lower.list(path)]
+        return [(name, self.lower.stat(paths.child(path, name)).kind) for name in self.lower.list(path)]
 
     def _names_below(self, path: bytes) -> builtins.list[bytes]:
         if self._brief is not None:
@@ -340,13 +339,8 @@ class MergedView:
         return [name for name, _ in self._entries_below(path)]
 
 
-def _child(path: bytes, name: bytes) -> bytes:
-    return path + b"/" + name if path else name
-
-
 def _shown(entries: list[tuple[bytes, Kind]]) -> list[tuple[bytes, Kind]]:
-    whiteout = Kind.WHITEOUT
-    return [each for each in entries if each[1] is not whiteout]
+    return [each for each in entries if each[1] is not WHITEOUT]
 
 
 def _is_hidden_name(name: bytes) -> bool:

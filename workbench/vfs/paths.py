@@ -58,6 +58,11 @@ def join(*pieces: bytes) -> bytes:
     return b"/".join(name for piece in pieces for name in parts(piece))
 
 
+def child(path: bytes, name: bytes) -> bytes:
+    """The path of an entry in a directory, by a name that a listing gave: it isn't looked at again."""
+    return path + b"/" + name if path else name
+
+
 def parent(path: bytes) -> bytes:
     """The path of the directory that holds `path`; the root's is the root. Raises OptionsError as `parts`."""
     return b"/".join(parts(path)[:-1])

@@ -22,10 +22,12 @@ class Kind(StrEnum):
     WHITEOUT = "whiteout"
 
 
-# A class's own constant takes a call to look up, before Python 3.12.
+FILE, DIR, WHITEOUT = Kind.FILE, Kind.DIR, Kind.WHITEOUT
+"""What every lookup compares with: a class's own constant takes a call to look up, before Python 3.12."""
+
 _KINDS = {
-    stat_module.S_IFREG: Kind.FILE,
-    stat_module.S_IFDIR: Kind.DIR,
+    stat_module.S_IFREG: FILE,
+    stat_module.S_IFDIR: DIR,
     stat_module.S_IFLNK: Kind.SYMLINK,
     stat_module.S_IFIFO: Kind.FIFO,
     stat_module.S_IFSOCK: Kind.SOCKET,

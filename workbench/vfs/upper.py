@@ -23,7 +23,7 @@ from workbench.vfs.layers import Entry, Found, OpenMode
 from workbench.vfs.local import LocalStorage, read_whole
 from workbench.vfs.marks import Attributes
 from workbench.vfs.staging import Staging
-from workbench.vfs.storage import Kind, Stat, kind_of
+from workbench.vfs.storage import DIR, FILE, WHITEOUT, Kind, Stat, kind_of
 
 __all__ = ["Attributes", "LocalUpper"]
 
@@ -180,14 +180,14 @@ class LocalUpper(LocalStorage):
     def content(self, path: bytes) -> bytes | Found:
         """As `layers.Upper.content`. Raises as `look` and `open`."""
         found = self.look(path)
-        if found.kind is not Kind.FILE:
+        if found.kind is not FILE:
             return found
         try:
             # Should it be a FIFO by this time, nothing waits for it; an upper has no devices.
             fd = self._open_quietly(path, os.O_NONBLOCK)
         except OSError:
             found = self.look(path)
-            if found.kind is Kind.FILE:
+            if found.kind is FILE:
                 raise
             return found
         try:
@@ -210,7 +210,7 @@ class LocalUpper(LocalStorage):
         # Nothing is lost before it's sure that this is a regular file.
         fd = paths.open_below(self.root_fd, path, flags | os.O_NONBLOCK)
         try:
-            if Stat.of(os.fstat(fd)).kind is not Kind.FILE:
+            if Stat.of(os.fstat(fd)).kind is not FILE:
                 raise paths.error(errno.EINVAL, path)
             self.check_entry(fd)
             if mode.truncate:
@@ -262,12 +262,12 @@ class LocalUpper(LocalStorage):
         fd = paths.open_below(self.root_fd, path, os.O_PATH)
         try:
             stat = Stat.of(os.fstat(fd))
-            if stat.kind is not Kind.FILE:
+            if stat.kind is not FILE:
                 raise paths.error(errno.EINVAL, path)
             attributes = self.attributes_of(fd)
         finally:
             os.close(fd)
-        self.put(path, Entry(Kind.FILE, stat.mode, (stat.uid, stat.gid), None, dict(attributes.xattrs), data))
+        self.put(path, Entry(FILE, stat.mode, (stat.uid, stat.gid), None, dict(attributes.xattrs), data))
 
     def remove(self, path: bytes, *, whiteout: bool) -> None:
         """As `layers.Upper.remove`."""
@@ -277,7 +277,7 @@ class LocalUpper(LocalStorage):
                     os.unlink(name, dir_fd=parent_fd)
                 except (IsADirectoryError, PermissionError):
                     # POSIX has EPERM for a directory.
-                    if _kind_at(parent_fd, name) is not Kind.DIR:
+                    if _kind_at(parent_fd, name) is not DIR:
                         raise
                     self._remove_directory(parent_fd, name)
                 return
@@ -287,7 +287,7 @@ class LocalUpper(LocalStorage):
             except FileExistsError:
                 with staging.new() as staged:
                     self.make_whiteout(staging.fd, staged)
-                    if _kind_at(parent_fd, name) is Kind.DIR:
+                    if _kind_at(parent_fd, name) is DIR:
                         staging.exchange(staged, parent_fd, name)
                     else:
                         os.rename(staged, name, src_dir_fd=staging.fd, dst_dir_fd=parent_fd)
@@ -305,16 +305,16 @@ class LocalUpper(LocalStorage):
     def move(self, src: bytes, dst: bytes, *, whiteout: bool, opaque: bool) -> None:
         """As `layers.Upper.move`."""
         with self._parent(src) as (src_fd, src_name), self._parent(dst) as (dst_fd, dst_name):
-            is_directory = _kind_at(src_fd, src_name) is Kind.DIR
+            is_directory = _kind_at(src_fd, src_name) is DIR
             if opaque:
                 self._mark_opaque(src_fd, src_name)
             there = _kind_at(dst_fd, dst_name)
-            if is_directory and there is Kind.WHITEOUT:
+            if is_directory and there is WHITEOUT:
                 syscalls.renameat2(src_fd, src_name, dst_fd, dst_name, syscalls.RENAME_EXCHANGE)
                 if not whiteout:
                     os.unlink(src_name, dir_fd=src_fd)
                 return
-            if there is Kind.DIR:
+            if there is DIR:
                 self._clear(dst_fd, dst_name)
             flags = syscalls.RENAME_WHITEOUT if whiteout else 0
             syscalls.renameat2(src_fd, src_name, dst_fd, dst_name, flags)
@@ -349,9 +349,9 @@ class LocalUpper(LocalStorage):
             here = waiting.pop()
             for name, kind in self.entries(here):
                 below = here + b"/" + name
-                if kind is Kind.DIR:
+                if kind is DIR:
                     waiting.append(below)
-                elif kind is Kind.WHITEOUT:
+                elif kind is WHITEOUT:
                     with self._parent(below) as (parent_fd, name), inodes.unchanged(parent_fd):
                         os.unlink(name, dir_fd=parent_fd)
 
