@@ -112,6 +112,7 @@ class CheckpointStore(StoredContents):
         super().__init__(os.fspath(directory))
         self._moved = MovedCommits(self.directory)
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._trees: dict[str, bytes] = {}
         self._histories: dict[str, History] = {}
         self._guard = Guard(os.path.join(self.directory, "guard"))
         with failing("The checkpoint store can't be opened"):
@@ -545,7 +546,12 @@ class CheckpointStore(StoredContents):
             created_ns=time.time_ns(),
             boot_id=taken.boot_id,
             scanned_ns=taken.scanned_ns,
-            **dataclasses.asdict(purpose),
+            kind=purpose.kind,
+            step=purpose.step,
+            origin=purpose.origin,
+            goal=purpose.goal,
+            landed=purpose.landed,
+            repository=purpose.repository,
         )
 
     # Reading
@@ -584,7 +590,9 @@ class CheckpointStore(StoredContents):
         )
 
     def _tree_id(self, row: Row) -> bytes:
-        return objects.decode_commit(self._commit(bytes.fromhex(row.commit)))[0]
+        if row.commit not in self._trees:
+            self._trees[row.commit] = objects.decode_commit(self._commit(bytes.fromhex(row.commit)))[0]
+        return self._trees[row.commit]
 
     def _remember(self, commit: str, manifest: Manifest) -> None:
         self._manifests[commit] = manifest
