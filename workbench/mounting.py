@@ -400,7 +400,7 @@ class Mounting:
             )
             checkpoint = self._persistent(take)
         if offline:
-            self._overlay.dirty.begin(self._store.standing(record.session))
+            self._overlay.dirty.begin(self._store.standing(checkpoint))
         if (git := self._git_overlay_or_none()) is not None:
             self._take_git(git, checkpoint, offline=offline, mapped=mapped)
         if offline and record.mounts:

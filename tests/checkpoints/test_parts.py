@@ -113,7 +113,7 @@ def test_a_checkpoint_of_before_is_read_restored_and_gone_on_from(
     with monkeypatch.context() as patched:
         # The session's history as it would have been written then.
         patched.setattr("workbench.checkpoints.history._SCHEMA", 1)
-        patched.setattr(layers.store, "_tree_id", lambda row: old_tree)
+        patched.setattr(layers.store, "_tree_id", lambda commit: old_tree)
         layers.store.rewrite("default", lambda row: True)
     with CheckpointStore(layers.store.directory) as store:
         (old,) = store.list("default")

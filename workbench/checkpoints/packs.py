@@ -109,8 +109,7 @@ class Packs:
         return dict(self._broken)
 
     def names(self) -> frozenset[str]:
-        """The names of the packs that can be read. Raises OSError."""
-        self.refresh()
+        """The names of the packs that could be read when they were last looked at."""
         return frozenset(self._indexes)
 
     def __contains__(self, oid: bytes) -> bool:

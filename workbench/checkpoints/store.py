@@ -285,10 +285,9 @@ class CheckpointStore(StoredContents):
         last = last_scanned(self._history(session).rows())
         return self._checkpoint(session, last) if last is not None else None
 
-    def standing(self, session: str) -> str:
-        """What a session's next checkpoint builds on, as a text for `stands`. Raises as `latest`."""
-        last = last_scanned(self._history(session).rows())
-        return json.dumps([self._foundation(last), *self._packs.names()] if last is not None else [])
+    def standing(self, taken: Checkpoint) -> str:
+        """What the session's next checkpoint builds on, where `taken` was just taken: a text for `stands`. Raises OSError."""
+        return json.dumps([self._foundation(taken.number, taken.commit), *self._packs.names()])
 
     def stands(self, session: str, standing: str) -> bool:
         """Whether that is what the next checkpoint builds on, and nothing was taken away from the store since.
@@ -296,12 +295,14 @@ class CheckpointStore(StoredContents):
         Raises as `latest`.
         """
         last = last_scanned(self._history(session).rows())
-        told = json.loads(standing)
-        return last is not None and told[:1] == [self._foundation(last)] and self._packs.names() >= set(told[1:])
+        foundation, *packs = json.loads(standing)
+        self._packs.refresh()
+        is_last = last is not None and foundation == self._foundation(last.number, last.commit)
+        return is_last and self._packs.names() >= set(packs)
 
-    def _foundation(self, row: Row) -> str:
+    def _foundation(self, number: int, commit: str) -> str:
         # A purge makes another tree of it.
-        return f"{row.number} {self._tree_id(row).hex()} {os.stat(self.big_directory).st_mtime_ns}"
+        return f"{number} {self._tree_id(commit).hex()} {os.stat(self.big_directory).st_mtime_ns}"
 
     def all(self, session: str) -> Sequence[Checkpoint]:
         """Every checkpoint of a session, oldest first, also those that were replaced. Raises as `latest`."""
@@ -416,7 +417,7 @@ class CheckpointStore(StoredContents):
                 for row in rows:
                     if row is not rows[-1] and not keep(row):
                         continue
-                    tree_id = self._tree_id(row)
+                    tree_id = self._tree_id(row.commit)
                     if change is not None:
                         recorded = self._recorded(row)
                         difference = Difference.between(recorded.whole(), change(recorded.whole()))
@@ -503,7 +504,7 @@ class CheckpointStore(StoredContents):
                 taken = take(pack, rows)
                 last = rows[-1] if rows else None
                 row = self._row(last, message_id or automatic_id(rows), label, tool_call, purpose, taken)
-                row = follow(pack, row, session, taken.tree_id, rows, self._tree_id(last) if last else b"")
+                row = follow(pack, row, session, taken.tree_id, rows, self._tree_id(last.commit) if last else b"")
                 pack.publish()
                 self._packs.refresh()
             with self._lock():
@@ -516,7 +517,7 @@ class CheckpointStore(StoredContents):
 
     def _last_taken(self, rows: Sequence[Row]) -> _Last | None:
         last = last_scanned(rows)
-        return _Last(self._tree_id(last), self._recorded(last)) if last is not None else None
+        return _Last(self._tree_id(last.commit), self._recorded(last)) if last is not None else None
 
     def _taken(self, changed: Changed, known: Recorded, last: _Last | None, pack: PackWriter) -> _Taken:
         """The tree of what `known` is with some changes, written as what differs from `last`."""
@@ -582,17 +583,17 @@ class CheckpointStore(StoredContents):
 
     def _recorded(self, row: Row) -> Recorded:
         return tree.recorded(
-            self._tree_id(row),
+            self._tree_id(row.commit),
             self.object,
             whole=self._manifests.get(row.commit),
             boot_id=row.boot_id,
             scanned_ns=row.scanned_ns,
         )
 
-    def _tree_id(self, row: Row) -> bytes:
-        if row.commit not in self._trees:
-            self._trees[row.commit] = objects.decode_commit(self._commit(bytes.fromhex(row.commit)))[0]
-        return self._trees[row.commit]
+    def _tree_id(self, commit: str) -> bytes:
+        if commit not in self._trees:
+            self._trees[commit] = objects.decode_commit(self._commit(bytes.fromhex(commit)))[0]
+        return self._trees[commit]
 
     def _remember(self, commit: str, manifest: Manifest) -> None:
         self._manifests[commit] = manifest
