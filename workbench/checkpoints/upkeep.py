@@ -101,6 +101,21 @@ def retain(store: CheckpointStore, session: str, policy: Retention, needed: Iter
     return sum(each.is_listed and not keep(each.number, each.purpose.kind) for each in checkpoints)
 
 
+def retain_beside(store: CheckpointStore, session: str, beside: str, policy: Retention) -> int:
+    """Drop what the session `beside` holds beside checkpoints that a session has no more; how many went.
+
+    There the id of each is the number of the checkpoint that it's beside, but of those that were taken by themselves: they
+    go by their age. The last one always stays. Raises CheckpointError, OSError.
+    """
+    if beside not in store.sessions():
+        return 0
+    stays = {str(checkpoint.number) for checkpoint in store.all(session)}
+    oldest_ns = time.time_ns() - int(policy.days * _DAY_NS)
+    return store.rewrite(
+        beside, lambda row: row.message in stays or (not row.message.isdecimal() and row.created_ns >= oldest_ns)
+    )
+
+
 def _sizes(checkpoint: Checkpoint) -> dict[str, int]:
     return {entry.blob: entry.size for entry in checkpoint.manifest.entries.values() if entry.blob}
 
