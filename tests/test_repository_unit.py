@@ -11,8 +11,11 @@ import pytest
 from tests.bench import Bench
 from tests.conftest import git_in
 from tests.trees import snapshot
-from workbench.errors import CommitError
+from workbench.checkpoints.store import Checkpoint
+from workbench.checkpoints.upkeep import Retention
+from workbench.errors import CheckpointError, CommitError
 from workbench.review.changeset import Left
+from workbench.workspace import Workspace
 
 COMMIT = "git -c user.name=Agent -c user.email=agent@example.com commit -q"
 
@@ -178,6 +181,35 @@ def test_a_discard_takes_back_what_was_committed_in_a_linked_worktree(engine: No
     bench.sh(f"echo x > new; git add new; {COMMIT} -m inside")
     bench.discard()
     assert bench.sh("git log --format=%s; git status --short") == b"first\n"
+
+
+def test_what_is_kept_of_a_linked_worktree_goes_with_the_checkpoint_that_it_is_beside(
+    engine: None, state: Path, repo: Path
+) -> None:
+    worktree = repo.parent / "worktree"
+    git_in(repo)("worktree", "add", "-q", "-b", "linked", str(worktree))
+    bench = Bench(worktree)
+    for number in range(4):
+        bench.sh(f"echo {number} > new; git add new; {COMMIT} -m m{number}")
+        bench.do(lambda workspace, number=number: workspace.checkpoint(f"m{number}"))  # type: ignore[misc]
+
+    async def thin(workspace: Workspace) -> tuple[set[str], set[str]]:
+        workspace.keep_small(Retention(count=2))
+        rows = workspace.store.all("default/git")
+        return {str(each.number) for each in workspace.store.all("default")}, {each.message_id for each in rows}
+
+    numbers, beside = bench.do(thin)
+    assert beside
+    assert beside <= numbers
+    assert [each.message_id for each in bench.do(_listed)] == ["m3", "m2"]
+    bench.do(lambda workspace: workspace.rewind("m2"))
+    assert bench.sh("git log --format=%s") == b"m2\nm1\nm0\nfirst\n"
+    with pytest.raises(CheckpointError):
+        bench.do(lambda workspace: workspace.rewind("m0"))
+
+
+async def _listed(workspace: Workspace) -> list[Checkpoint]:
+    return [each for each in workspace.store.list("default") if each.is_listed]
 
 
 def test_a_submodule_is_a_unit_of_its_own(engine: None, state: Path, repo: Path, tmp_path: Path) -> None:

@@ -436,3 +436,23 @@ def without_directory_times(view: dict[bytes, object]) -> dict[bytes, object]:
         path: told._replace(mtime_ns=0) if told.mode & 0o170000 == 0o040000 else told  # type: ignore[attr-defined]
         for path, told in view.items()
     }
+
+
+def test_taking_back_what_changed_nothing_touches_nothing(worked: Worked) -> None:
+    with worked.mounted() as merged:
+        (merged / "new").write_text("new")
+        (merged / "README").write_text("changed")
+    worked.checkpoint("before")
+    with worked.mounted() as merged:
+        (merged / "README").read_text()
+    worked.checkpoint("after")
+    upper = Path(worked.do(_overlay_path), "upper")
+    standing = {name: (upper / name).stat() for name in ("new", "README")}
+    travelled = worked.rewind("before")
+    assert (travelled.journey.removed, travelled.journey.restored) == ((), ())
+    assert {name: (upper / name).stat() for name in standing} == standing
+    assert worked.redo_levels() == 0
+
+
+async def _overlay_path(workspace: Workspace) -> str:
+    return workspace.overlay_path

@@ -346,7 +346,7 @@ class Mounting:
         git = self._git_overlay_or_none()
         if git is None:
             return ""
-        session = _git_session(self._overlay.record().session)
+        session = git_session(self._overlay.record().session)
         with git.upper() as upper, LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
             if not upper.list(b""):
                 return ""
@@ -400,7 +400,7 @@ class Mounting:
             )
             checkpoint = self._persistent(take)
         if offline:
-            self._overlay.dirty.begin(self._store.standing(record.session))
+            self._overlay.dirty.begin(self._store.standing(checkpoint))
         if (git := self._git_overlay_or_none()) is not None:
             self._take_git(git, checkpoint, offline=offline, mapped=mapped)
         if offline and record.mounts:
@@ -420,7 +420,7 @@ class Mounting:
         """Keep what a linked worktree's git directory holds in the overlay, beside a checkpoint of the workspace."""
         with git.upper() as upper, LocalStorage(os.fsencode(os.path.join(git.path, "lower"))) as lower:
             self._store.take(
-                _git_session(beside.session),
+                git_session(beside.session),
                 upper,
                 lower,
                 message_id=str(beside.number),
@@ -437,7 +437,7 @@ class Mounting:
         if repository.common_directory(self._directory.root, self._lower) is None:
             return None
         try:
-            return self._store.find(_git_session(checkpoint.session), str(checkpoint.number)).commit
+            return self._store.find(git_session(checkpoint.session), str(checkpoint.number)).commit
         except CheckpointError as error:
             if error.code != "checkpoint_not_found":
                 raise
@@ -586,7 +586,7 @@ def _home_mount(directory: str, uid: int, gid: int) -> OverlayMount:
     return OverlayMount(lower, upper, work, DEFAULT_HOME)
 
 
-def _git_session(session: str) -> str:
+def git_session(session: str) -> str:
     """What the checkpoints of a session's git overlay are kept under: no session can be called that."""
     return f"{session}/git"
 

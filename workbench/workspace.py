@@ -24,7 +24,7 @@ from workbench.errors import CheckpointError, CommitError, OptionsError, Overlay
 from workbench.files import Files
 from workbench.landing import Landed, Landing
 from workbench.live import LiveOverlay
-from workbench.mounting import Mounting, SandboxOptions
+from workbench.mounting import Mounting, SandboxOptions, git_session
 from workbench.protocol.commands import Command, CommandResult
 from workbench.protocol.egress import EgressEvent
 from workbench.pruning import remove_unfinished
@@ -847,7 +847,9 @@ class Workspace:
         Raises CheckpointError, OSError.
         """
         needed = [point.commit for point in self.timeline.redo_points()] + self.shown.checkpoints()
-        dropped = upkeep.retain(self._store, self.session, policy or Retention(), needed)
+        policy = policy or Retention()
+        dropped = upkeep.retain(self._store, self.session, policy, needed)
+        upkeep.retain_beside(self._store, self.session, git_session(self.session), policy)
         if dropped:
             self.audit.append(
                 "prune", session=self.session, message="beyond what is kept", counts={"checkpoint": dropped}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import threading
 import time
@@ -393,3 +394,23 @@ def test_a_store_of_many_small_changes_packs_to_about_their_compressed_size(laye
         layers.take()
     upkeep.collect(layers.store)
     assert sum(path.stat().st_size for path in Path(layers.store.pack_directory).glob("*.pack")) < 1.6 * compressed
+
+
+def test_a_store_of_files_of_ordinary_size_packs_to_their_compressed_size(layers: Layers) -> None:
+    """As above, of text that has nothing in common with what was there before: no delta helps."""
+    dice = random.Random(0)
+    words = [f"{dice.choice('bcdfgklmnprst')}{dice.choice('aeiou')}" * dice.randrange(1, 5) for _ in range(400)]
+    compressed = 0
+    for _ in range(40):
+        for name in ("a", "b", "c"):
+            text = "\n".join(" ".join(dice.choices(words, k=8)) for _ in range(200)).encode()
+            compressed += len(zlib.compress(text, 6))
+            (layers.upper / name).write_bytes(text)
+        layers.take()
+    upkeep.collect(layers.store)
+    assert sum(path.stat().st_size for path in Path(layers.store.pack_directory).glob("*.pack")) < 1.12 * compressed
+    # What is packed tightly already is left as it is.
+    many(layers, 2)
+    upkeep.collect(layers.store)
+    assert len(list(Path(layers.store.pack_directory).glob("*.pack"))) == 1
+    check(layers.store)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -268,3 +270,14 @@ def test_a_damaged_store_is_said_and_gone_on_from(prompt: Prompt) -> None:
     prompt("rewind", "first")
     assert prompt("diff", "--name-status").stdout == b"A\ta\n"
     assert tip
+
+
+def test_from_a_subdirectory_the_whole_overlay_goes_back(prompt: Prompt) -> None:
+    prompt.sh("mkdir -p sub; echo one > sub/f; echo one > beside")
+    prompt("checkpoint", "one")
+    prompt.sh("echo two > sub/f; echo two > beside")
+    for command, expected in ((("rewind", "one"), b"one\none\n"), (("redo",), b"two\ntwo\n")):
+        argv = [sys.executable, "-m", "workbench", *command]
+        below = prompt.workspace / "src"
+        subprocess.run(argv, env=prompt.environment, cwd=below, check=True, capture_output=True)
+        assert prompt.sh("cat sub/f beside").stdout == expected

@@ -16,6 +16,7 @@ import os
 import stat as stat_module
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from functools import cached_property
 
 from workbench.checkpoints import side_store
 from workbench.checkpoints.directories import Directories
@@ -101,7 +102,6 @@ class _Bases:
         self._directories = directories
         self._sink = sink
         self._epoch_ns = epoch_ns
-        self._mounts = frozenset(lower.mount_points())
         self._hiding = _Hiding(self._entry)
         self._was_hiding = _Hiding(known.entry)
         self._places: dict[bytes, tuple[_Place, int]] = {}
@@ -109,6 +109,10 @@ class _Bases:
 
     def _entry(self, path: bytes) -> Entry | None:
         return self._changes[path] if path in self._changes else self._known.entry(path)
+
+    @cached_property
+    def _mounts(self) -> frozenset[bytes]:
+        return frozenset(self._lower.mount_points())
 
     def run(self, again: Iterable[bytes]) -> dict[bytes, Base | None]:
         for path in sorted({*self._changes, *again}):

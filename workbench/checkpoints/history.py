@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -348,7 +348,7 @@ def trailers_of(row: Row, session: str, parent_message: str, also: Sequence[Row]
 
 def _told(row: Row) -> dict[str, object]:
     """A line's fields, without those that say nothing."""
-    return {name: value for name, value in asdict(row).items() if value != _FIELDS[name][1]}
+    return {name: value for name in _FIELDS if (value := getattr(row, name)) != _FIELDS[name][1]}
 
 
 def _encode(row: Row) -> bytes:

@@ -11,7 +11,8 @@ from workbench.checkpoints import files
 from workbench.checkpoints.bases import take_bases, wanting
 from workbench.checkpoints.manifest import Base, Entry, Manifest
 from workbench.checkpoints.parts import Difference, Recorded
-from workbench.checkpoints.scan import Budget, Sink, scan, scan_some
+from workbench.checkpoints.scan import Budget, Sink, scan
+from workbench.checkpoints.scan_some import scan_some
 from workbench.checkpoints.system import boot_id
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.upper import LocalUpper

@@ -7,8 +7,10 @@ moment or, of a file that was read before, when it was read.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from typing import BinaryIO
 
@@ -17,7 +19,7 @@ from workbench.checkpoints.layer import Changed
 from workbench.checkpoints.manifest import Base, Certainty, Entry, Manifest
 from workbench.checkpoints.parts import Recorded
 from workbench.checkpoints.plan import CONTENT, LINKABLE
-from workbench.checkpoints.scan import Sink
+from workbench.checkpoints.scan import TRUST_AFTER_NS, Sink
 from workbench.checkpoints.store import CheckpointStore
 from workbench.vfs import layers, paths
 from workbench.vfs.any_lower import AnyLower
@@ -57,6 +59,8 @@ class MemoryLayer(MemoryUpper):
         super().__init__()
         self._lower = lower
         self._bases: dict[bytes, Base] = {}
+        self._life = f"memory {secrets.token_hex(8)}"
+        """What takes a boot's place: of another process's memory nothing is known."""
 
     # What departs
 
@@ -169,24 +173,28 @@ class MemoryLayer(MemoryUpper):
     # Checkpoints
 
     def changed(self, sink: Sink, known: Recorded) -> Changed:
-        """As `Layer.changed`."""
-        return Changed.between(known.whole(), self._manifest(sink))
-
-    def _manifest(self, sink: Sink) -> Manifest:
+        """As `Layer.changed`; a content that stands as it did when it was last taken in isn't read again."""
         with self.lock:
-            entries = {path: self._entry(path, sink) for path in sorted(self._paths(b""))}
-            groups: dict[int, int] = {}
-            for path, entry in entries.items():
-                if entry.kind in LINKABLE and self.stat(path).nlink > 1:
-                    number = groups.setdefault(entry.inode, len(groups) + 1)
-                    entries[path] = entry._replace(link_group=number)
-            bases = {b"": self._base(b"")} | self._bases
-            return Manifest(entries, {path: bases[path] for path in sorted(bases)})
+            return Changed.between(known.whole(), self._manifest(sink, known))
 
-    def _entry(self, path: bytes, sink: Sink) -> Entry:
-        stat = self.stat(path)
-        blob = ""
-        if stat.kind is Kind.FILE:
+    def _manifest(self, sink: Sink, known: Recorded) -> Manifest:
+        scanned_ns = time.time_ns()
+        trusted_before = known.scanned_ns - TRUST_AFTER_NS if known.boot_id == self._life else 0
+        entries: dict[bytes, Entry] = {}
+        groups: dict[int, int] = {}
+        for path in sorted(self._paths(b"")):
+            stat, before = self.stat(path), known.entry(path)
+            if before is None or stat.ctime_ns >= trusted_before or not _is_that(stat, before):
+                before = None
+            entry = self._entry(path, stat, before.blob if before is not None and sink.has(before.blob) else "", sink)
+            if entry.kind in LINKABLE and stat.nlink > 1:
+                entry = entry._replace(link_group=groups.setdefault(entry.inode, len(groups) + 1))
+            entries[path] = entry
+        bases = {b"": self._base(b"")} | self._bases
+        return Manifest(entries, {path: bases[path] for path in sorted(bases)}, self._life, scanned_ns)
+
+    def _entry(self, path: bytes, stat: Stat, blob: str, sink: Sink) -> Entry:
+        if stat.kind is Kind.FILE and not blob:
             with self.open(path) as file:
                 blob = _taken(file, stat.size, sink)
         elif stat.kind is Kind.SYMLINK:
@@ -230,6 +238,12 @@ class MemoryLayer(MemoryUpper):
                 made.utime(path, entry.mtime_ns, entry.mtime_ns)
         self.exchange(made)
         self._bases = {path: base for path, base in target.bases.items() if path}
+
+
+def _is_that(stat: Stat, entry: Entry) -> bool:
+    """Whether a file is the very one that an entry was made of, and was left alone since."""
+    then = (entry.kind, entry.inode, entry.size, entry.mtime_ns, entry.ctime_ns)
+    return bool(entry.blob) and then == (stat.kind, stat.inode, stat.size, stat.mtime_ns, stat.ctime_ns)
 
 
 def _make(made: MemoryUpper, entry: Entry, store: CheckpointStore) -> None:

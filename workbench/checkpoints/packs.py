@@ -28,6 +28,9 @@ _OPEN_PACKS = 16
 _MAX_DELTA_CHAIN = 4096
 """git-config(1), pack.depth: no chain that git writes is longer than 4095."""
 
+_SMALL = 4096
+"""Objects. Checkpoints make many packs that have fewer: those are looked up together."""
+
 _SET_AFTER = 256
 """After so many look-ups the ids of all packs are held as one set: 28 bytes are read and some 100 ns spent on each."""
 
@@ -85,6 +88,8 @@ class Packs:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._indexes: dict[str, _Index] = {}
+        self._in_small: dict[bytes, str] = {}
+        self._large: set[str] = set()
         self._broken: dict[str, str] = {}
         self._state: tuple[int, int] | None = None
         self._fds: OrderedDict[str, int] = OrderedDict()
@@ -104,8 +109,7 @@ class Packs:
         return dict(self._broken)
 
     def names(self) -> frozenset[str]:
-        """The names of the packs that can be read. Raises OSError."""
-        self.refresh()
+        """The names of the packs that could be read when they were last looked at."""
         return frozenset(self._indexes)
 
     def __contains__(self, oid: bytes) -> bool:
@@ -166,28 +170,40 @@ class Packs:
         return found
 
     def _find_loaded(self, oid: bytes) -> tuple[str, int] | None:
-        for name, index in self._indexes.items():
-            offset = index.find(oid)
+        name = self._in_small.get(oid)
+        for each in (name,) if name is not None else self._large:
+            offset = self._indexes[each].find(oid)
             if offset is not None:
-                return name, offset
+                return each, offset
         return None
 
     def _read_indexes(self) -> None:
         names = set(os.listdir(self._directory))
         present = {name[:-4] for name in names if name.startswith("pack-") and name[-4:] == ".idx"}
-        for gone in [name for name in self._indexes if name not in present or f"{name}.pack" not in names]:
-            del self._indexes[gone]
-            self.losses += 1
-            if gone in self._fds:
-                os.close(self._fds.pop(gone))
+        gone = [name for name in self._indexes if name not in present or f"{name}.pack" not in names]
+        for name in gone:
+            del self._indexes[name]
+            if name in self._fds:
+                os.close(self._fds.pop(name))
+        if gone:
+            self.losses += len(gone)
+            self._large &= self._indexes.keys()
+            small = self._indexes.keys() - self._large
+            self._in_small = {oid: name for name in small for oid in self._indexes[name].ids()}
         self._broken = {name: reason for name, reason in self._broken.items() if name in present}
         for name in sorted(present - self._indexes.keys() - self._broken.keys()):
             try:
-                self._indexes[name] = self._open_index(name)
+                index = self._open_index(name)
             except FileNotFoundError as error:
                 self._broken[name] = f"{os.path.basename(error.filename)} is missing"
             except ValueError as error:
                 self._broken[name] = str(error)
+            else:
+                self._indexes[name] = index
+                if index.size > _SMALL:
+                    self._large.add(name)
+                else:
+                    self._in_small |= dict.fromkeys(index.ids(), name)
 
     def _open_index(self, name: str) -> _Index:
         with open(os.path.join(self._directory, f"{name}.idx"), "rb") as file:

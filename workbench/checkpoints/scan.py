@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_module
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +18,7 @@ from typing import Protocol
 from workbench.checkpoints import objects, side_store
 from workbench.checkpoints.directories import Directories
 from workbench.checkpoints.manifest import Entry, Manifest, Omitted
-from workbench.checkpoints.parts import Recorded, Totals
+from workbench.checkpoints.parts import Totals
 from workbench.vfs import syscalls
 from workbench.vfs.storage import Kind
 from workbench.vfs.upper import LocalUpper
@@ -106,71 +106,10 @@ def scan(
     moment, else it's omitted. Raises OSError, and OverlayError (layer_unsupported) as `LocalUpper.check_entry`, but for
     device nodes, which are omitted.
     """
-    walk = _Scan(upper, sink, offline, budget or Budget())
+    walk = LayerWalk(upper, sink, offline, budget or Budget())
     if previous is not None and previous.boot_id == boot_id:
         walk.trust(previous.entries.get, previous.scanned_ns)
     return walk.run()
-
-
-def scan_some(
-    upper: LocalUpper,
-    sink: Sink,
-    touched: Iterable[bytes],
-    known: Recorded,
-    *,
-    boot_id: str,
-    offline: bool = False,
-    budget: Budget | None = None,
-) -> dict[bytes, Entry | None] | None:
-    """What differs from `known` in an upper layer that was written at and below the paths `touched` alone, since.
-
-    By path, in bytewise order, None for what is gone. Looked at is what is at and below those paths, and the directories
-    above them; None where what else is there would have to be known: of names that share an inode, of what is left out,
-    of a layer near its budget. Arguments else as of `scan`. Raises as it does.
-    """
-    budget = budget or Budget()
-    walk = _Scan(upper, sink, offline, budget)
-    if known.boot_id == boot_id:
-        walk.trust(known.entry, known.scanned_ns)
-    walk.begin_at(known.totals)
-    tops = _outermost(touched)
-    found = None if known.totals.omitted or b"" in tops else walk.run_below(tops)
-    if found is None or not _is_way_the_same(tops, found, known):
-        return None
-    were = [top + b"/" for top in tops if (before := known.entry(top)) is not None and before.kind is Kind.DIR]
-    below = [path for path in known.whole().entries if path.startswith(tuple(were))] if were else []
-    changes: dict[bytes, Entry | None] = {}
-    for path in sorted({*found, *tops, *below}):
-        before, now = known.entry(path), found.get(path)
-        if (before is not None and before.link_group) or (now is not None and now.omitted):
-            return None
-        if before != now:
-            changes[path] = now
-    return changes
-
-
-def _is_way_the_same(tops: Iterable[bytes], found: Mapping[bytes, Entry], known: Recorded) -> bool:
-    """Whether the directories above some paths are those that they were, or new."""
-    for above in {above for top in tops for above in _ancestors(top)}:
-        before, now = known.entry(above), found.get(above)
-        if before is not None and (now is None or (before.kind, before.inode) != (Kind.DIR, now.inode)):
-            return False
-    return True
-
-
-def _ancestors(path: bytes) -> list[bytes]:
-    names = path.split(b"/")
-    return [b"/".join(names[:depth]) for depth in range(len(names))]
-
-
-def _outermost(touched: Iterable[bytes]) -> list[bytes]:
-    """Some paths without those that are below another."""
-    found: list[bytes] = []
-    # A NUL sorts before all else: a directory comes right before what is below it.
-    for path in sorted(touched, key=lambda path: path.replace(b"/", b"\0")):
-        if not found or not path.startswith(found[-1] + b"/"):
-            found.append(path)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +120,9 @@ class _LockAgain:
     mode: int
 
 
-class _Scan:
+class LayerWalk:
+    """One look at a layer. Arguments as of `scan`."""
+
     def __init__(self, upper: LocalUpper, sink: Sink, offline: bool, budget: Budget) -> None:
         self._upper = upper
         self._sink = sink
@@ -229,7 +170,7 @@ class _Scan:
         return None if self._linked else self._entries
 
     def _descend(self, top: bytes) -> None:
-        for above in _ancestors(top):
+        for above in ancestors(top):
             fd = self._directories.open(above)
             if above not in self._entries:
                 self._entries[above] = self._directory_entry(above, fd, os.fstat(fd))
@@ -552,3 +493,9 @@ def _entry(
         opaque,
         omitted,
     )
+
+
+def ancestors(path: bytes) -> list[bytes]:
+    """The directories above a path, the root first."""
+    names = path.split(b"/")
+    return [b"/".join(names[:depth]) for depth in range(len(names))]

@@ -10,40 +10,34 @@ see the other half done.
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import fcntl
-import json
 import os
-import re
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from workbench.checkpoints import files, objects, side_store, tree
 from workbench.checkpoints.chain import add_commit, automatic_id, follow, last_scanned, raced
-from workbench.checkpoints.contents import StoredContents
 from workbench.checkpoints.guard import Guard
-from workbench.checkpoints.history import SCHEMAS, History, Purpose, Row, RowKind, row_of, sessions_of, trailers_of
+from workbench.checkpoints.history import Purpose, Row, row_of
 from workbench.checkpoints.layer import Changed, DiskLayer, Layer
 from workbench.checkpoints.manifest import Manifest
-from workbench.checkpoints.moved import MovedCommits
 from workbench.checkpoints.pack_writer import PackWriter
 from workbench.checkpoints.parts import Difference, Recorded
 from workbench.checkpoints.scan import Budget, Sink
 from workbench.checkpoints.side_store import SideStore
+from workbench.checkpoints.stored import Checkpoint as Checkpoint
+from workbench.checkpoints.stored import StoredCheckpoints
 from workbench.checkpoints.system import failing
 from workbench.errors import CheckpointError, OptionsError
 from workbench.vfs.local import LocalStorage
 from workbench.vfs.upper import LocalUpper
 
 _MAX_MESSAGE = 256
-_CACHED_MANIFESTS = 4
-_ID = re.compile(r"[0-9a-f]{40}\Z")
 
 _DIRECTORIES = ("objects/pack", "objects/info", "refs/heads", "info", "sessions", "big")
 
@@ -67,38 +61,7 @@ _ATTRIBUTES = b"* -text -eol -ident -filter -working-tree-encoding\n"
 _HEAD = b"ref: refs/heads/none\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """One checkpoint of a session.
-
-    `commit` is 40 hex digits; two checkpoints that found the same have the same. `parent` is the commit before, empty for a
-    session's first. `number` counts a session's checkpoints from 1, `created_at` is in ns since the epoch. `message_id`,
-    `label` and `tool_call` are the caller's.
-    """
-
-    commit: str
-    session: str
-    message_id: str
-    label: str
-    created_at: int
-    number: int
-    parent: str
-    tool_call: str
-    purpose: Purpose
-    _read_manifest: Callable[[], Manifest] = field(repr=False, compare=False)
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether it's one that people go back to, and none that was taken for ourselves."""
-        return self.purpose.kind is not RowKind.UPKEEP
-
-    @property
-    def manifest(self) -> Manifest:
-        """What was there. Read from the store when asked for. Raises CheckpointError (store_corrupt), OSError."""
-        return self._read_manifest()
-
-
-class CheckpointStore(StoredContents):
+class CheckpointStore(StoredCheckpoints):
     """Takes checkpoints and reads them back. One thread at a time may use it; any number of processes one directory.
 
     A context manager that closes it.
@@ -110,9 +73,6 @@ class CheckpointStore(StoredContents):
         Raises CheckpointError (checkpoint_failed) where that can't be done.
         """
         super().__init__(os.fspath(directory))
-        self._moved = MovedCommits(self.directory)
-        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
-        self._histories: dict[str, History] = {}
         self._guard = Guard(os.path.join(self.directory, "guard"))
         with failing("The checkpoint store can't be opened"):
             if not os.path.exists(os.path.join(self.directory, "HEAD")):
@@ -250,22 +210,6 @@ class CheckpointStore(StoredContents):
             pack.publish()
             self._packs.refresh()
 
-    @property
-    def damage(self) -> dict[str, str]:
-        """What is wrong with each pack that can't be read, by its name. Raises OSError."""
-        self._packs.refresh()
-        return self._packs.damage
-
-    def tips(self) -> frozenset[str]:
-        """The commits from which all that is needed can be reached. Raises CheckpointError (store_corrupt), OSError."""
-        histories = [self._history(session) for session in self.sessions()]
-        return frozenset(tip for history in histories for tip in (history.tip(), history.held()) if tip)
-
-    def held(self, session: str) -> Checkpoint | None:
-        """What `hold` keeps for a session. Raises CheckpointError (store_corrupt), OSError."""
-        commit = self._history(session).held()
-        return self.get(commit) if commit else None
-
     def release(self, session: str) -> None:
         """Keep no more what `hold` kept. Raises OSError."""
         with self._lock():
@@ -279,66 +223,6 @@ class CheckpointStore(StoredContents):
         self._packs.refresh()
         self._manifests.clear()
 
-    def latest(self, session: str) -> Checkpoint | None:
-        """A session's last checkpoint, None where it has none. Raises CheckpointError (store_corrupt), OSError."""
-        last = last_scanned(self._history(session).rows())
-        return self._checkpoint(session, last) if last is not None else None
-
-    def standing(self, session: str) -> str:
-        """What a session's next checkpoint builds on, as a text for `stands`. Raises as `latest`."""
-        last = last_scanned(self._history(session).rows())
-        return json.dumps([self._foundation(last), *self._packs.names()] if last is not None else [])
-
-    def stands(self, session: str, standing: str) -> bool:
-        """Whether that is what the next checkpoint builds on, and nothing was taken away from the store since.
-
-        Raises as `latest`.
-        """
-        last = last_scanned(self._history(session).rows())
-        told = json.loads(standing)
-        return last is not None and told[:1] == [self._foundation(last)] and self._packs.names() >= set(told[1:])
-
-    def _foundation(self, row: Row) -> str:
-        # A purge makes another tree of it.
-        return f"{row.number} {self._tree_id(row).hex()} {os.stat(self.big_directory).st_mtime_ns}"
-
-    def all(self, session: str) -> Sequence[Checkpoint]:
-        """Every checkpoint of a session, oldest first, also those that were replaced. Raises as `latest`."""
-        return [self._checkpoint(session, row) for row in self._history(session).rows()]
-
-    def all_readable(self, session: str) -> Sequence[Checkpoint]:
-        """As `all`, of a damaged store: those of which anything can be told. Raises OSError."""
-        return [self._checkpoint(session, row) for row in self._history(session).readable_rows()]
-
-    def list(self, session: str) -> list[Checkpoint]:
-        """A session's checkpoints, newest first, without those that were replaced. Raises as `latest`."""
-        rows = self._history(session).rows()
-        last = {row.key: row.number for row in rows}
-        return [self._checkpoint(session, row) for row in reversed(rows) if last[row.key] == row.number]
-
-    def find(self, session: str, message_id: str, step: int = 0) -> Checkpoint:
-        """The checkpoint with a message id. Raises CheckpointError: checkpoint_not_found, store_corrupt; OSError."""
-        rows = self._history(session).rows()
-        for row in reversed(rows):
-            if row.key == (message_id, step):
-                return self._checkpoint(session, row)
-        which = f"'{message_id}'" if not step else f"'{message_id}', step {step}"
-        raise CheckpointError(
-            f"The session has no checkpoint {which}.",
-            code="checkpoint_not_found",
-            hint="'workbench log' lists those that there are.",
-        )
-
-    def sessions(self) -> builtins.list[str]:
-        """The names of the sessions that have checkpoints, sorted. Raises OSError."""
-        return sessions_of(self.directory)
-
-    def packs(self, session: str) -> dict[str, int]:
-        """The packs that hold a session's checkpoints, by path, each with how many it holds. Raises as `latest`."""
-        commits = {row.commit for row in self._history(session).rows()}
-        found = [self._packs.pack_of(bytes.fromhex(commit)) for commit in commits]
-        return Counter(path for path in found if path is not None)
-
     def drop_session(self, session: str) -> None:
         """Forget a session's checkpoints; the room they take is free once the store is repacked.
 
@@ -347,37 +231,6 @@ class CheckpointStore(StoredContents):
         with self._lock():
             self._history(session).drop()
         del self._histories[session]
-
-    def get(self, commit: str) -> Checkpoint:
-        """The checkpoint that made a commit (40 hex digits). Raises as `find`."""
-        if not _ID.match(commit):
-            raise CheckpointError(f"'{commit}' isn't a checkpoint's commit.", code="checkpoint_not_found")
-        commit = self.called_now(commit)
-        kind, data = self._packs.read(bytes.fromhex(commit))
-        trailers: dict[str, object] = {}
-        if kind == objects.COMMIT:
-            _, parent, trailers = objects.decode_commit(data)
-        session = trailers.get("Session")
-        if not isinstance(session, str):
-            raise CheckpointError(f"'{commit}' isn't a checkpoint's commit.", code="checkpoint_not_found")
-        if trailers.get("Schema") not in SCHEMAS:
-            raise CheckpointError(
-                "The checkpoint was written in a format that isn't known.",
-                code="store_corrupt",
-                hint="A newer workbench has written it. Update this one.",
-            )
-        return self._checkpoint(session, row_of(commit, parent, trailers))
-
-    def called_now(self, commit: str) -> str:
-        """The id of a commit that had another one before its session was rewritten; any other's is its own."""
-        return self._moved.now(commit)
-
-    def trailers(self, checkpoint: Checkpoint) -> dict[str, object]:
-        """The trailers of a checkpoint, those of a line without a commit of its own, too."""
-        for row in self._history(checkpoint.session).readable_rows():
-            if row.number == checkpoint.number:
-                return trailers_of(row, checkpoint.session, "", [])
-        raise objects.corrupt(f"the checkpoint {checkpoint.message_id} is gone")
 
     def _create(self) -> None:
         for name in _DIRECTORIES:
@@ -415,7 +268,7 @@ class CheckpointStore(StoredContents):
                 for row in rows:
                     if row is not rows[-1] and not keep(row):
                         continue
-                    tree_id = self._tree_id(row)
+                    tree_id = self._tree_id(row.commit)
                     if change is not None:
                         recorded = self._recorded(row)
                         difference = Difference.between(recorded.whole(), change(recorded.whole()))
@@ -502,7 +355,7 @@ class CheckpointStore(StoredContents):
                 taken = take(pack, rows)
                 last = rows[-1] if rows else None
                 row = self._row(last, message_id or automatic_id(rows), label, tool_call, purpose, taken)
-                row = follow(pack, row, session, taken.tree_id, rows, self._tree_id(last) if last else b"")
+                row = follow(pack, row, session, taken.tree_id, rows, self._tree_id(last.commit) if last else b"")
                 pack.publish()
                 self._packs.refresh()
             with self._lock():
@@ -515,7 +368,7 @@ class CheckpointStore(StoredContents):
 
     def _last_taken(self, rows: Sequence[Row]) -> _Last | None:
         last = last_scanned(rows)
-        return _Last(self._tree_id(last), self._recorded(last)) if last is not None else None
+        return _Last(self._tree_id(last.commit), self._recorded(last)) if last is not None else None
 
     def _taken(self, changed: Changed, known: Recorded, last: _Last | None, pack: PackWriter) -> _Taken:
         """The tree of what `known` is with some changes, written as what differs from `last`."""
@@ -545,55 +398,13 @@ class CheckpointStore(StoredContents):
             created_ns=time.time_ns(),
             boot_id=taken.boot_id,
             scanned_ns=taken.scanned_ns,
-            **dataclasses.asdict(purpose),
+            kind=purpose.kind,
+            step=purpose.step,
+            origin=purpose.origin,
+            goal=purpose.goal,
+            landed=purpose.landed,
+            repository=purpose.repository,
         )
-
-    # Reading
-
-    def _history(self, session: str) -> History:
-        if session not in self._histories:
-            self._histories[session] = History(self.directory, session, self._commit)
-        return self._histories[session]
-
-    def _checkpoint(self, session: str, row: Row) -> Checkpoint:
-        return Checkpoint(
-            row.commit,
-            session,
-            row.message,
-            row.label,
-            row.created_ns,
-            row.number,
-            row.parent,
-            row.tool_call,
-            Purpose(RowKind(row.kind), row.step, row.origin, row.goal, row.landed, row.repository),
-            lambda: self._manifest(row),
-        )
-
-    def _manifest(self, row: Row) -> Manifest:
-        manifest = self._recorded(row).whole()
-        self._remember(row.commit, manifest)
-        return manifest
-
-    def _recorded(self, row: Row) -> Recorded:
-        return tree.recorded(
-            self._tree_id(row),
-            self.object,
-            whole=self._manifests.get(row.commit),
-            boot_id=row.boot_id,
-            scanned_ns=row.scanned_ns,
-        )
-
-    def _tree_id(self, row: Row) -> bytes:
-        return objects.decode_commit(self._commit(bytes.fromhex(row.commit)))[0]
-
-    def _remember(self, commit: str, manifest: Manifest) -> None:
-        self._manifests[commit] = manifest
-        self._manifests.move_to_end(commit)
-        if len(self._manifests) > _CACHED_MANIFESTS:
-            self._manifests.popitem(last=False)
-
-    def _commit(self, oid: bytes) -> bytes:
-        return self.object(oid, objects.COMMIT)
 
 
 @dataclass(frozen=True, slots=True)

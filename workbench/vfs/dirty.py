@@ -26,7 +26,9 @@ class DirtyPaths:
     def begin(self, since: str) -> None:
         """Nothing was written since a moment, which the caller names. Raises OSError."""
         content = b"%s\0%s\0" % (_boot_id(), os.fsencode(since))
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # Some filesystems write a file to the disk at once that is cut to nothing first (ext4, auto_da_alloc).
+        self.forget()
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, content)
         finally:
