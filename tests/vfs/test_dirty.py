@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,14 @@ def test_a_record_that_grows_beyond_reason_tells_nothing(
         overlay.dirty.note([b"path%d" % number])
     assert overlay.dirty.known() is None
     assert not os.path.exists(os.path.join(overlay.path, "dirty"))
+
+
+def test_a_record_that_there_is_no_room_for_tells_nothing_and_fails_nothing(overlay: OverlayDirectory) -> None:
+    overlay.dirty.begin("1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        overlay.dirty.begin("2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert overlay.dirty.known() is None

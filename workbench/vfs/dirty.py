@@ -24,15 +24,22 @@ class DirtyPaths:
         self._path = os.path.join(overlay_path, _NAME)
 
     def begin(self, since: str) -> None:
-        """Nothing was written since a moment, which the caller names. Raises OSError."""
+        """Nothing was written since a moment, which the caller names; where that can't be kept, nothing is known.
+
+        Raises OSError.
+        """
         content = b"%s\0%s\0" % (_boot_id(), os.fsencode(since))
         # Some filesystems write a file to the disk at once that is cut to nothing first (ext4, auto_da_alloc).
         self.forget()
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, content)
-        finally:
-            os.close(fd)
+        # What it's kept of is done: a disk that is full by now is no reason to call that a failure.
+        with contextlib.suppress(OSError):
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                is_kept = os.write(fd, content) == len(content)
+            finally:
+                os.close(fd)
+            if not is_kept:
+                self.forget()
 
     def note(self, paths: Iterable[bytes]) -> None:
         """These paths, and what is below them, are about to be written. Raises OSError."""
