@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,14 +135,9 @@ def work(name: str, prompt: Prompt) -> Worked:
     agent = AGENTS_RUN[name]
     if not agent.always and not FULL:
         pytest.skip(f"{name} is run with WORKBENCH_SUITES=full")
-    image = _other_image() if agent.script else _own_image(f"workbench/{name}")
-    authority = trustme.CA()
-    trusted = prompt.state.with_name("authority.pem")
-    authority.cert_pem.write_to_path(str(trusted))
+    image = _other_image() if agent.script else own_image(f"workbench/{name}")
     said = []
-    with serving(ScriptedModel(prompt.workspace, tls(authority, HOST))) as model:
-        assert isinstance(model, ScriptedModel)
-        variables = {"SSL_CERT_FILE": str(trusted), "OPENAI_MODEL": "scripted"}
+    with scripted(prompt) as (model, variables):
         start: tuple[str, ...] = ("wrap", "--yes", name, "--")
         if agent.script:
             variables |= {**prompt.environment, **variables, "KEY_OF_AGENT": VALUE}
@@ -156,6 +152,17 @@ def work(name: str, prompt: Prompt) -> Worked:
     prompt("stop")
     home = prompt.overlay() / ("upper/.home" if agent.script else "home/upper")
     return Worked(agent, name, prompt, model, said, home)
+
+
+@contextlib.contextmanager
+def scripted(prompt: Prompt) -> Iterator[tuple[ScriptedModel, dict[str, str]]]:
+    """A model behind TLS, and the variables with which it's trusted."""
+    authority = trustme.CA()
+    trusted = prompt.state.with_name("authority.pem")
+    authority.cert_pem.write_to_path(str(trusted))
+    with serving(ScriptedModel(prompt.workspace, tls(authority, HOST))) as model:
+        assert isinstance(model, ScriptedModel)
+        yield model, {"SSL_CERT_FILE": str(trusted), "OPENAI_MODEL": "scripted"}
 
 
 def environment(prompt: Prompt, agent: str = "claude", *, url: str = "", key: str = VALUE) -> dict[str, str]:
@@ -176,7 +183,8 @@ def reading_environment(home: Path) -> Mapping[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ} | {"HOME": str(home)}
 
 
-def _own_image(name: str) -> str:
+def own_image(name: str) -> str:
+    """The id of an image of our own, built where it's missing; skips the test where that can't be."""
     try:
         return images.ensure(name, print)
     except SandboxError as error:
@@ -197,7 +205,7 @@ def _require_registry() -> None:
 
 def _other_image() -> str:
     """The image with all the others, over the one with Node; built where it's missing or of another recipe."""
-    _own_image("workbench/node")
+    own_image("workbench/node")
     docker = ("docker", "image", "inspect", "-f", f'{{{{index .Config.Labels "{_RECIPE_LABEL}"}}}}', _OTHER_IMAGE)
     recipe = hashlib.sha256(_DOCKERFILE.encode()).hexdigest()
     if subprocess.run(docker, capture_output=True, text=True, check=False).stdout.strip() == recipe:

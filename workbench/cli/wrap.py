@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from functools import partial
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -33,8 +34,10 @@ from workbench.cli.options import (
 )
 from workbench.errors import OptionsError, StateError
 from workbench.mounting import SandboxOptions
+from workbench.sandbox import logins
 from workbench.sandbox.agents import AGENTS, PLACEHOLDER, Agent, Key
 from workbench.sandbox.egress.options import Egress, Secret
+from workbench.sandbox.logins import Login
 
 _SECRET = "agent"
 # The script stands in a variable, so that lists of what runs show the agent and its arguments.
@@ -72,7 +75,8 @@ def wrap(
 ) -> None:
     """Run a coding agent's own command line in the sandbox; nothing of the workspace changes.
 
-    Its key is taken from its usual variable here and put into its requests outside of the sandbox, so it never has it.
+    Its key is taken from its usual variable here, else from its login on this machine where that can be lent, and put into
+    its requests outside of the sandbox, so it never has it.
     Its home directory is kept with the session.
     """
     if name not in AGENTS:
@@ -82,11 +86,16 @@ def wrap(
     if words[:1] == ["--"]:
         words = words[1:]
     key = next((key for key in agent.keys if os.environ.get(key.variable)), None)
+    login = None if key is not None else logins.find(name, os.environ, time.time())
+    if login is not None:
+        if login.why:
+            output.say(login.why)
+        key = next((key for key in agent.keys if key.variable == login.variable), None)
     context = Context(workspace, session, quiet=quiet)
     with failing(False):
-        egress = _egress(agent, key, tuple(allow_host or ()), ask_host, max_host_bytes)
+        egress = _egress(agent, key, login, tuple(allow_host or ()), ask_host, max_host_bytes)
         if not yes:
-            _confirm(agent, key, egress, output.path(workspace_path(workspace)))
+            _confirm(agent, key, login, egress, output.path(workspace_path(workspace)))
     command = asked.command(
         (*_START, name, *words), with_tty=asked.wants_tty(None), environment=_environment(agent, key)
     )
@@ -101,7 +110,9 @@ def wrap(
     run_command(context, options, command, lambda: egress, partial(to_its_end, name=agent.title, is_shell=True))
 
 
-def _egress(agent: Agent, key: Key | None, allow_hosts: tuple[str, ...], ask: bool, max_host_bytes: int) -> Egress:
+def _egress(
+    agent: Agent, key: Key | None, login: Login | None, allow_hosts: tuple[str, ...], ask: bool, max_host_bytes: int
+) -> Egress:
     """What the agent may reach; its key is taken out of this process's environment, so that no child gets it.
 
     Raises OptionsError.
@@ -109,7 +120,8 @@ def _egress(agent: Agent, key: Key | None, allow_hosts: tuple[str, ...], ask: bo
     if key is None:
         wanted = Egress((*agent.login_hosts, *allow_hosts), (), ask, max_host_bytes)
     else:
-        secret = Secret(_SECRET, os.environ[key.variable], urlsplit(_url(key)).netloc, key.header)
+        value = login.token if login is not None else os.environ[key.variable]
+        secret = Secret(_SECRET, value, urlsplit(_url(key)).netloc, key.header)
         wanted = Egress(allow_hosts, (secret,), ask, max_host_bytes)
     wanted.check()
     for each in agent.keys:
@@ -139,7 +151,7 @@ def _environment(agent: Agent, key: Key | None) -> dict[str, str]:
     return found
 
 
-def _confirm(agent: Agent, key: Key | None, egress: Egress, workspace: str) -> None:
+def _confirm(agent: Agent, key: Key | None, login: Login | None, egress: Egress, workspace: str) -> None:
     """Say what the agent gets, and ask. Raises StateError (confirmation_required) where nobody can be asked."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise StateError(
@@ -151,8 +163,13 @@ def _confirm(agent: Agent, key: Key | None, egress: Egress, workspace: str) -> N
     output.say(f"- {workspace}, where what it changes waits for your review")
     output.say("- a home directory of its own, kept with the session")
     if key is not None:
-        host = egress.secrets[0].host
-        output.say(f"- {host}, with the key of {key.variable} put into its requests; it can't see the key itself")
+        host, whose = egress.secrets[0].host, f"the key of {key.variable}"
+        if login is not None:
+            until = time.strftime(", good until %H:%M on %d %B,", time.localtime(login.until)) if login.until else ""
+            whose = f"{agent.title}'s login on this machine{until}"
+        output.say(
+            f"- {host}, with {whose} put into its requests; it can't see {'that' if login else 'the key'} itself"
+        )
     else:
         variables = " or ".join(each.variable for each in agent.keys)
         output.say(f"- no key, since {variables} isn't set: it can log in itself, and keeps that in its home")
