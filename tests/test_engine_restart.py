@@ -23,15 +23,8 @@ def private(engine: None) -> Iterator[PrivateEngine]:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("sharing", "how"),
-    [
-        ("mounted", signal.SIGTERM),
-        ("mounted", signal.SIGKILL),
-        ("copied", signal.SIGKILL),
-        ("plain", signal.SIGKILL),
-    ],
-)
+@pytest.mark.parametrize("sharing", ["mounted", "copied", "plain"])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_an_engine_that_is_restarted_costs_the_running_command_and_nothing_else(
     private: PrivateEngine, cli: Cli, state: Path, monkeypatch: pytest.MonkeyPatch, sharing: str, how: signal.Signals
 ) -> None:
