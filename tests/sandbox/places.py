@@ -22,8 +22,10 @@ from workbench.vfs.session import OverlayDirectory
 class Place:
     """An overlay over a small directory, and what a sandbox over it takes."""
 
-    def __init__(self, path: Path, backend: str) -> None:
+    def __init__(self, path: Path, backend: str, **options: str) -> None:
+        """`options` are further fields of its specs."""
         self.backend = backend
+        self._options = options
         path.chmod(0o755)
         lower = path / "lower"
         lower.mkdir()
@@ -50,6 +52,7 @@ class Place:
             limits=limits or Limits(),
             labels={LABEL: "1"},
             idle_seconds=idle_seconds,
+            **self._options,  # type: ignore[arg-type]
         )
 
     async def ensure(self, idle_seconds: float = 60, limits: Limits | None = None) -> KeeperClient:
@@ -76,11 +79,11 @@ class Place:
 
 
 @contextlib.contextmanager
-def a_place(backend: str, directory: Path | None = None) -> Iterator[Place]:
+def a_place(backend: str, directory: Path | None = None, **options: str) -> Iterator[Place]:
     """A place of one's own, in a directory; afterwards nothing may be mounted, or it fails."""
     path = Path(tempfile.mkdtemp(prefix="workbench-test-", dir=directory))
     try:
-        place = Place(path, backend)
+        place = Place(path, backend, **options)
         try:
             yield place
         finally:

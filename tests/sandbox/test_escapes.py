@@ -81,13 +81,13 @@ async def python(client: KeeperClient, script: str, *arguments: str) -> list[str
 # Files
 
 
-async def test_no_way_leads_to_a_file_of_the_machines(either_place: Place, tmp_path: Path) -> None:
+async def test_no_way_leads_to_a_file_of_the_machines(any_place: Place, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
     for directory in (secret, *secret.parents[:-1]):
         directory.chmod(directory.stat().st_mode | 0o555)
     # A person's link in the workspace that leads out is a link that leads nowhere.
-    (either_place.path / "lower" / "out").symlink_to(secret)
+    (any_place.path / "lower" / "out").symlink_to(secret)
     ways = [
         f"cat {secret}",
         "cat out",
@@ -97,7 +97,7 @@ async def test_no_way_leads_to_a_file_of_the_machines(either_place: Place, tmp_p
         f"cat /workspace/../../../..{secret}",
         f"mkdir below && cd below && rmdir ../below && cat ../../../../..{secret}",
     ]
-    async with await either_place.ensure() as client:
+    async with await any_place.ensure() as client:
         for way in ways:
             result = await sh(client, way)
             assert result.exit_code != 0, way
@@ -111,15 +111,15 @@ print(call("open_by_handle_at", os.open("/", 0), handle, 0))
         assert await python(client, script) in (["EPERM"], ["EOPNOTSUPP"], ["ESTALE"], ["EINVAL"])
 
 
-async def test_no_socket_of_the_machine_is_there_nor_the_engines(either_place: Place) -> None:
-    async with await either_place.ensure() as client:
+async def test_no_socket_of_the_machine_is_there_nor_the_engines(any_place: Place) -> None:
+    async with await any_place.ensure() as client:
         assert await shown(client, "find / -xdev -type s 2>/dev/null; true") == ""
         for path in ("/var/run/docker.sock", "/run/docker.sock", "/run/podman/podman.sock", "/run/containerd"):
             assert (await sh(client, f"test -e {path}")).exit_code == 1
 
 
-async def test_the_overlay_is_all_that_comes_from_outside_and_can_be_written(either_place: Place) -> None:
-    async with await either_place.ensure() as client:
+async def test_the_overlay_is_all_that_comes_from_outside_and_can_be_written(any_place: Place) -> None:
+    async with await any_place.ensure() as client:
         lines = [line.split(" - ") for line in (await shown(client, "cat /proc/self/mountinfo")).splitlines()]
     written = [
         (before.split()[4], after.split()[0])
@@ -138,7 +138,7 @@ async def test_the_overlay_is_all_that_comes_from_outside_and_can_be_written(eit
 # The supervisor, and other processes
 
 
-async def test_pid_1_and_a_commands_own_reaper_can_be_neither_read_traced_nor_written_to(either_place: Place) -> None:
+async def test_pid_1_and_a_commands_own_reaper_can_be_neither_read_traced_nor_written_to(any_place: Place) -> None:
     script = """
 for pid in (1, os.getppid()):
     for name in ("mem", "environ", "maps", "fd/0", "fd/1", "cwd/old", "root/etc/passwd", "auxv", "stack", "syscall"):
@@ -153,7 +153,7 @@ for pid in (1, os.getppid()):
     found = call("pidfd_open", pid, 0)
     print("descriptor", call("pidfd_getfd", found, 1, 0) if isinstance(found, int) else found)
 """
-    async with await either_place.ensure() as client:
+    async with await any_place.ensure() as client:
         lines = await python(client, script)
         assert len(lines) == 2 * 16
         for line in lines:
@@ -162,7 +162,7 @@ for pid in (1, os.getppid()):
         assert await shown(client, "echo well") == "well\n"
 
 
-async def test_nothing_that_changes_the_machine_can_be_called(either_place: Place) -> None:
+async def test_nothing_that_changes_the_machine_can_be_called(any_place: Place) -> None:
     script = """
 print(call("mount", b"none", b"/tmp", b"tmpfs", 0, None), call("mount", b"/", b"/tmp", None, 4096, None),
       call("mount", None, b"/", None, 32 | 4096, None), call("umount2", b"/workspace", 2), call("pivot_root", b".", b"."),
@@ -173,7 +173,7 @@ print(call("open_tree", -100, b"/", 1), call("fsopen", b"tmpfs", 0))
 print(call("io_uring_setup", 1, ctypes.create_string_buffer(256)), call("bpf", 0, None, 0), call("syslog", 3, None, 0),
       call("perf_event_open", ctypes.create_string_buffer(128), 0, -1, -1, 0))
 """
-    async with await either_place.ensure() as client:
+    async with await any_place.ensure() as client:
         changes, others, new, unconfined = await python(client, script)
         refused = {"EPERM", "EACCES", "EBADF", "EINVAL", "ENOSPC", "ENOSYS"}
         assert set(f"{changes} {others} {new}".split()) <= refused
@@ -210,7 +210,7 @@ def _neighbour() -> Iterator[str]:
 
 
 @pytest.mark.engine
-async def test_another_container_is_neither_seen_nor_reached(engine: None, either_place: Place) -> None:
+async def test_another_container_is_neither_seen_nor_reached(engine: None, any_place: Place) -> None:
     script = """
 name = sys.argv[1]
 def connect(family, address):
@@ -220,7 +220,7 @@ print(tried(lambda: connect(socket.AF_INET, ("127.0.0.1", 8642))))
 print(tried(lambda: connect(socket.AF_INET, ("172.17.0.2", 8642))))
 """
     with _neighbour() as name:
-        async with await either_place.ensure() as client:
+        async with await any_place.ensure() as client:
             found = await python(client, script, name)
             assert found == ["ECONNREFUSED", "ECONNREFUSED", "ENETUNREACH"]
             # Built here, so that the search doesn't find itself.
@@ -233,20 +233,20 @@ print(tried(lambda: connect(socket.AF_INET, ("172.17.0.2", 8642))))
             assert "sleep(3600)" not in await shown(client, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
 
 
-async def test_what_the_machine_shares_in_memory_isnt_shared_with_a_sandbox(either_place: Place) -> None:
+async def test_what_the_machine_shares_in_memory_isnt_shared_with_a_sandbox(any_place: Place) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     key = 0x57420000 + os.getpid() % 0xFFFF
     segment = libc.shmget(key, 4096, 0o1666)
     assert segment >= 0
     try:
-        async with await either_place.ensure() as client:
+        async with await any_place.ensure() as client:
             assert await python(client, f"print(call('shmget', {key}, 4096, 0o666))") == ["ENOENT"]
             assert await shown(client, "find /dev/shm /dev/mqueue -mindepth 1 2>/dev/null; true") == ""
     finally:
         libc.shmctl(segment, 0, None)
 
 
-async def test_the_keys_of_whoever_started_it_stay_with_them(either_place: Place) -> None:
+async def test_the_keys_of_whoever_started_it_stay_with_them(any_place: Place) -> None:
     """Keyrings are inherited, in no namespace, and hold tickets and keys of filesystems."""
     name = f"workbench-{secrets.token_hex(6)}".encode()
     outcome: list[object] = []
@@ -270,7 +270,7 @@ print(call("keyctl", 11, {key}, ctypes.create_string_buffer(64), 64),
       call("add_key", b"user", b"mine", b"x", 1, {SESSION_KEYRING}), call("request_key", b"user", {name!r}, None, 0))
 print({name.decode()!r} in (tried(lambda: open("/proc/keys").read()) or ""))
 """
-        async with await either_place.ensure() as client:
+        async with await any_place.ensure() as client:
             return await python(client, script)
 
     thread = threading.Thread(target=held)
@@ -295,14 +295,14 @@ async def _with_what_identity(client: KeeperClient, *paths: str) -> set[tuple[st
     return found
 
 
-async def test_a_setuid_program_gives_nothing(either_place: Place) -> None:
+async def test_a_setuid_program_gives_nothing(any_place: Place) -> None:
     if os.geteuid() == 0:
         # One in the workspace that is root's, as no sandbox can make it.
-        planted = either_place.path / "lower" / "planted"
+        planted = any_place.path / "lower" / "planted"
         planted.write_bytes(Path("/usr/bin/id").read_bytes())
         planted.chmod(0o6755)
-    uid = str(either_place.uid)
-    async with await either_place.ensure() as client:
+    uid = str(any_place.uid)
+    async with await any_place.ensure() as client:
         listed = await shown(client, "find /usr -xdev -perm -4001 2>/dev/null; true")
         # The image's own: su, mount, passwd and so on.
         own = listed.split()
@@ -318,10 +318,12 @@ async def test_a_setuid_program_gives_nothing(either_place: Place) -> None:
 
 
 @pytest.mark.root
-async def test_a_device_in_the_workspace_cant_be_opened_and_few_are_elsewhere(either_place: Place) -> None:
-    os.mknod(either_place.path / "lower" / "null", 0o20666, os.makedev(1, 3))
-    async with await either_place.ensure() as client:
-        assert b"Permission denied" in (await sh(client, "cat null")).stderr
+async def test_a_device_in_the_workspace_cant_be_opened_and_few_are_elsewhere(any_place: Place) -> None:
+    os.mknod(any_place.path / "lower" / "null", 0o20666, os.makedev(1, 3))
+    async with await any_place.ensure() as client:
+        # No device is copied at all.
+        refused = b"No such file" if any_place.spec().sharing == "copied" else b"Permission denied"
+        assert refused in (await sh(client, "cat null")).stderr
         names = set((await shown(client, "find /dev -type c -o -type b")).split())
         usual = {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "console"}
         assert {name for name in names if not name.startswith("/dev/pts/")} <= {f"/dev/{name}" for name in usual}
@@ -330,7 +332,7 @@ async def test_a_device_in_the_workspace_cant_be_opened_and_few_are_elsewhere(ei
 # The network, without any way out
 
 
-async def test_nothing_that_listens_on_the_machine_is_reached_not_even_by_ipv6(either_place: Place) -> None:
+async def test_nothing_that_listens_on_the_machine_is_reached_not_even_by_ipv6(any_place: Place) -> None:
     accepted: list[object] = []
     with socket.socket(socket.AF_UNIX) as abstract, socket.create_server(("127.0.0.1", 0)) as four:
         name = f"workbench-{secrets.token_hex(6)}"
@@ -354,7 +356,7 @@ with open("/proc/net/if_inet6") as file: print({{line.split()[-1] for line in fi
 with open("/proc/net/ipv6_route") as file: print({{line.split()[-1] for line in file}} - {{"lo"}})
 with open("/proc/net/route") as file: print(len(file.readlines()) - 1)
 """
-        async with await either_place.ensure() as client:
+        async with await any_place.ensure() as client:
             lines = await python(client, script)
         assert "REACHED" not in lines
         assert lines[-3:] == ["set()", "set()", "0"]
@@ -372,7 +374,7 @@ with open("/proc/net/route") as file: print(len(file.readlines()) - 1)
 # Limits that aren't of one command
 
 
-async def test_cores_are_limited_where_that_was_asked_for_or_it_is_said_that_they_arent(either_place: Place) -> None:
+async def test_cores_are_limited_where_that_was_asked_for_or_it_is_said_that_they_arent(any_place: Place) -> None:
     """Processes that would take all they get have, together, what the limit leaves them."""
     script = """
 import os, time
@@ -381,11 +383,11 @@ begin = time.monotonic()
 while time.monotonic() - begin < 2: pass
 """
     heard: list[str] = []
-    what = either_place.spec(limits=Limits(cpus=0.5))
-    async with await KeeperClient.ensure(either_place.overlay, what, heard.append) as client:
+    what = any_place.spec(limits=Limits(cpus=0.5))
+    async with await KeeperClient.ensure(any_place.overlay, what, heard.append) as client:
         with anyio.fail_after(120):
             result = await client.run(Command(("python3", "-c", script), output_limit=9999))
     # However long it took: no more than half of one processor, but for the first slice.
     is_limited = 0 < result.user_cpu_ms + result.system_cpu_ms < result.duration_ms * 0.5 + 250
     assert is_limited or any("--cpus isn't enforced" in line for line in heard), result
-    assert is_limited or either_place.backend != "docker"
+    assert is_limited or any_place.backend != "docker"
