@@ -27,6 +27,7 @@ from workbench.sandbox import client as client_module
 from workbench.sandbox import frames, keeper, runtime
 from workbench.sandbox.backend import SandboxSpec
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.disk import LocalSpace
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parent.parent.parent
@@ -109,6 +110,7 @@ async def test_processes_that_start_at_once_get_one_keeper(place: Place) -> None
 import anyio
 from workbench.sandbox import keeper_process
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.disk import LocalSpace
 from workbench.vfs.session import OverlayDirectory
 async def main():
     overlay = OverlayDirectory.open({place.overlay.path!r})
@@ -138,6 +140,7 @@ async def test_a_client_that_is_killed_takes_its_commands_along_and_no_others(pl
         script = f"""
 import anyio
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.disk import LocalSpace
 from workbench.protocol.commands import Command
 from workbench.protocol.records import MountRecord
 async def main():
@@ -163,6 +166,7 @@ async def test_what_a_dead_client_froze_goes_on(place: Place) -> None:
         script = f"""
 import anyio
 from workbench.sandbox.client import KeeperClient
+from workbench.sandbox.disk import LocalSpace
 async def main():
     async with await KeeperClient.connect({place.overlay.path!r}) as client, client.freeze():
         print("frozen", flush=True)
@@ -431,6 +435,10 @@ class Stubborn:
         ours.setblocking(False)
         self._stream = await UNIXSocketStream.from_socket(ours)
         return self._stream
+
+    @property
+    def space(self) -> LocalSpace:
+        return LocalSpace([self._directory])
 
     async def stop(self) -> None:
         self._stops.append(1)

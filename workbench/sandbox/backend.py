@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from anyio.abc import ByteStream
 
 from workbench.errors import OptionsError, SandboxError
+
+if TYPE_CHECKING:
+    from workbench.sandbox.disk import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,11 @@ class Backend(Protocol):
         Returns the supervisor's stream, before its hello was read. Raises SandboxError with nothing left mounted or
         running, but with code `sandbox_lost`: then something may be, and `stop` must be called until it succeeds.
         """
+        ...
+
+    @property
+    def space(self) -> Space:
+        """Where the sandbox writes the upper layers, once it was started."""
         ...
 
     async def read_out(self, *, whole: bool = False) -> None:

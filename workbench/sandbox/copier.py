@@ -5,6 +5,8 @@ It answers requests on descriptors 0 and 1, in frames. A request is a frame of J
 * `{"do": "fill", "tree": path}` and a tree: it is written there, what was given is remembered; answered by `{}`.
 * `{"do": "merge", "tree": path, "base": path}` and a tree: what was written before is a lower layer, and remembered in the
   file `base`, and the tree an upper one, that is laid over it; answered by `{}`.
+* `{"do": "measure", "trees": [paths], "size": bool}`: answered by `{"room": [as of `Room`]}`, and what they take together as
+  `size` where that is wanted.
 * `{"do": "read", "tree": path, "whole": bool}`: answered by a tree, of everything or of what changed since the last
   request, then by `{"removed": [paths, in hex]}`. With the `base` of a merged tree what is read is the upper layer that it
   amounts to; `{"incomplete": true}` where it was never merged.
@@ -19,6 +21,7 @@ from typing import Any
 
 from workbench.sandbox.tree_departures import Base, Departures
 from workbench.sandbox.tree_packer import Packer
+from workbench.sandbox.tree_size import room_at, size_of
 from workbench.sandbox.tree_stream import CHUNK, FRAME, FrameReader, FrameWriter, Known, open_tar
 from workbench.sandbox.tree_unpacker import Unpacker
 
@@ -80,6 +83,18 @@ def _answer(writer: FrameWriter, answer: dict[str, Any]) -> None:
     writer.end()
 
 
+def _tell(answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode()
+    _send(FRAME.pack(len(data)) + data)
+
+
+def _measured(request: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"room": room_at(request["trees"][0])}
+    if request["size"]:
+        answer["size"] = sum(map(size_of, request["trees"]))
+    return answer
+
+
 def _base(path: str) -> Base:
     with open(path) as file:
         return {bytes.fromhex(at): tuple(found) for at, found in json.load(file).items()}
@@ -94,6 +109,9 @@ def main() -> None:
             request = json.loads(_frame())
         except EOFError:
             return
+        if request["do"] == "measure":
+            _tell(_measured(request))
+            continue
         tree, base = str(request["tree"]), str(request.get("base") or "")
         for path in (tree, str(request.get("beside") or tree)):
             with contextlib.suppress(FileExistsError):
@@ -102,8 +120,7 @@ def main() -> None:
         try:
             if request["do"] != "read":
                 known[tree] = _merge(root, base) if request["do"] == "merge" else _fill(root)
-                answer = b"{}"
-                _send(FRAME.pack(len(answer)) + answer)
+                _tell({})
             elif base and not os.path.exists(base):
                 writer = FrameWriter(_send)
                 open_tar(writer).close()

@@ -27,6 +27,7 @@ from workbench.sandbox.backend import OverlayMount
 from workbench.sandbox.bootstrap import Program
 from workbench.sandbox.engine import Engine
 from workbench.sandbox.tree_packer import Packer
+from workbench.sandbox.tree_size import Room
 from workbench.sandbox.tree_stream import FRAME, FrameReader, FrameWriter
 from workbench.sandbox.tree_unpacker import Unpacker
 from workbench.vfs import marks, syscalls
@@ -34,7 +35,7 @@ from workbench.vfs.local import LocalStorage
 
 T = TypeVar("T")
 
-_MODULES = ("tree_stream", "tree_directories", "tree_packer", "tree_unpacker", "tree_departures")
+_MODULES = ("tree_size", "tree_stream", "tree_directories", "tree_packer", "tree_unpacker", "tree_departures")
 _AS_MODULE = """\
 import sys, types
 for name, source in {modules!r}:
@@ -91,6 +92,9 @@ class Copies:
         self._mounts = mounts
         self._stream: AttachStream | None = None
         self._received = bytearray()
+        # What comes on the stream answers one request after the other.
+        self._alone = anyio.Lock()
+        self._merged_bytes = 0
         self._origins: list[dict[bytes, bytes]] = [{} for _ in mounts]
 
     async def fill(self, report: Callable[[str], None]) -> tuple[OverlayMount, ...]:
@@ -119,6 +123,7 @@ class Copies:
                 how = {"do": "merge"} if self._merged else {"do": "fill", "beside": f"{_AT}/{number}/upper/work"}
                 await self._fill({**how, **self._what(number)}, packer)
         if self._merged:
+            self._merged_bytes = await self.size()
             return self._mounts
         return tuple(
             OverlayMount(f"{lower}/tree", f"{upper}/tree", f"{upper}/work", mount.target)
@@ -130,6 +135,10 @@ class Copies:
 
         `whole` also reads what seems not to have changed since the last time. Raises SandboxError.
         """
+        async with self._alone:
+            await self._read_out(whole=whole)
+
+    async def _read_out(self, *, whole: bool) -> None:
         if self._stream is None:
             whole = True
             await self._start()
@@ -151,6 +160,26 @@ class Copies:
                     # What comes next on the stream belongs to this one: the next reads everything anew.
                     await self.stop()
                     raise
+
+    async def room(self) -> Room:
+        """What there is of the filesystem that the engine has the upper layers on. Raises SandboxError."""
+        return Room(*(await self._measure(size=False))["room"])
+
+    async def size(self) -> int:
+        """What they take there, in bytes; of merged trees, by how much they have grown. Raises SandboxError."""
+        return int((await self._measure(size=True))["size"]) - self._merged_bytes
+
+    async def _measure(self, *, size: bool) -> dict[str, Any]:
+        trees = [self._upper(number) for number in range(len(self._mounts))]
+        async with self._alone:
+            if self._stream is None:
+                raise self._lost("its container has gone")
+            # Else what is answered would be taken for that to the next request.
+            with anyio.CancelScope(shield=True):
+                await self._send(_framed({"do": "measure", "trees": trees, "size": size}))
+                answer = await anyio.to_thread.run_sync(self._frame)
+        found: dict[str, Any] = json.loads(answer)
+        return found
 
     async def stop(self) -> None:
         """Let go of the container, which ends it; the volumes stay."""

@@ -6,18 +6,20 @@ the layers themselves only where that fell so much that they could have grown to
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.to_thread
 
+from workbench.errors import SandboxError
+from workbench.sandbox.tree_size import Room, room_at, size_of
+
 if TYPE_CHECKING:
+    import asyncio
+
     from workbench.sandbox.named_jobs import NamedJobs
 
 LIMIT, FULL = "disk_limit", "disk_full"
@@ -32,12 +34,39 @@ _LONGEST_S = 10.0
 _SHARE_OF_TIME = 50
 
 
+class Space(Protocol):
+    """Where the upper layers of a sandbox are."""
+
+    async def room(self) -> Room:
+        """What there is of the filesystem that they are on. Raises OSError, SandboxError."""
+        ...
+
+    async def size(self) -> int:
+        """What they take of it together, in bytes. Raises OSError, SandboxError."""
+        ...
+
+
+class LocalSpace:
+    """That of layers on this machine, all on one filesystem."""
+
+    def __init__(self, uppers: Sequence[str]) -> None:
+        self._uppers = tuple(uppers)
+
+    async def room(self) -> Room:
+        """As `Space.room`."""
+        return await anyio.to_thread.run_sync(room_at, self._uppers[0])
+
+    async def size(self) -> int:
+        """As `Space.size`."""
+        return await anyio.to_thread.run_sync(lambda: sum(map(size_of, self._uppers)))
+
+
 class DiskWatch:
     """Watches the upper layers of one sandbox, all on one filesystem, while commands run in it."""
 
-    def __init__(self, uppers: Sequence[str], limit: int) -> None:
-        """`limit` is in bytes for all of them together; 0 is none."""
-        self._uppers = tuple(uppers)
+    def __init__(self, space: Space, limit: int) -> None:
+        """`space` is where they are; `limit` is in bytes for all of them together, 0 is none."""
+        self._space = space
         self._limit = limit
         self._size = 0
         self._free_then = 0
@@ -46,26 +75,26 @@ class DiskWatch:
         self._ceiling = 0
         self._floor = (0, 0)
 
-    def begin(self) -> None:
-        """Commands begin to run: what is so by now isn't their fault. Raises OSError."""
-        found = os.statvfs(self._uppers[0])
-        free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-        reserve = min(_RESERVE_BYTES, size // _RESERVE_SHARE)
-        files = min(_RESERVE_FILES, found.f_files // _RESERVE_SHARE)
+    async def begin(self) -> None:
+        """Commands begin to run: what is so by now isn't their fault. Raises OSError, SandboxError."""
+        found = await self._space.room()
+        free = found.free_bytes
+        reserve = min(_RESERVE_BYTES, found.bytes // _RESERVE_SHARE)
+        files = min(_RESERVE_FILES, found.files // _RESERVE_SHARE)
         # What others take of a disk that is nearly full isn't held against them either.
         slack = min(_SLACK_BYTES, reserve // 4)
-        self._floor = min(reserve, free) - slack, min(files, found.f_favail) - files // 4
+        self._floor = min(reserve, free) - slack, min(files, found.free_files) - files // 4
         if not self._limit:
             return
         if not self._measured or self._may_be_over(free) or self._size > self._limit:
-            self._measure(free)
+            await self._measure(free)
         self._ceiling = max(self._limit, self._size + slack if self._size > self._limit else 0)
 
-    def look(self) -> str:
-        """`LIMIT` or `FULL` where what runs has to be ended, else nothing. Raises OSError."""
-        found = os.statvfs(self._uppers[0])
-        free = found.f_bavail * found.f_frsize
-        if free < self._floor[0] or found.f_favail < self._floor[1]:
+    async def look(self) -> str:
+        """`LIMIT` or `FULL` where what runs has to be ended, else nothing. Raises OSError, SandboxError."""
+        found = await self._space.room()
+        free = found.free_bytes
+        if free < self._floor[0] or found.free_files < self._floor[1]:
             return FULL
         if not self._limit:
             return ""
@@ -73,15 +102,15 @@ class DiskWatch:
         may_be_over = self._may_be_over(free)
         # What others free meanwhile hides what the layers take.
         if since > self._took * (1 if may_be_over else _SHARE_OF_TIME) and (may_be_over or since > _LONGEST_S):
-            self._measure(free)
+            await self._measure(free)
         return LIMIT if self._size > self._ceiling else ""
 
     def _may_be_over(self, free: int) -> bool:
         return self._free_then - free >= (self._ceiling - self._size) // 2
 
-    def _measure(self, free: int) -> None:
+    async def _measure(self, free: int) -> None:
         since = time.monotonic()
-        self._size = sum(map(size_of, self._uppers))
+        self._size = await self._space.size()
         self._free_then = free
         self._measured = time.monotonic()
         self._took = self._measured - since
@@ -93,10 +122,10 @@ async def watch(disk: DiskWatch, busy: asyncio.Event, jobs: NamedJobs) -> None:
         await busy.wait()
         busy.clear()
         try:
-            await anyio.to_thread.run_sync(disk.begin)
+            await disk.begin()
             while jobs.running():
                 await anyio.sleep(_LOOK_S)
-                if reason := await anyio.to_thread.run_sync(disk.look):
+                if reason := await disk.look():
                     ending = jobs.running().keys()
                     for number in ending:
                         jobs.kill(number, reason, grace_ms=0, discard=False)
@@ -104,37 +133,6 @@ async def watch(disk: DiskWatch, busy: asyncio.Event, jobs: NamedJobs) -> None:
                     while ending & jobs.running().keys():
                         await anyio.sleep(_LOOK_S)
                     break
-        except OSError as error:
+        except (OSError, SandboxError) as error:
             # A layer that can't be looked at can't be written either.
             print(f"the disk can't be watched: {error}", file=sys.stderr, flush=True)
-
-
-def size_of(directory: str) -> int:
-    """What a directory and everything below it take on the disk, in bytes; what can't be read isn't counted.
-
-    No symlink is followed. Raises OSError where the directory itself can't be read.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    waiting = [os.open(directory, flags)]
-    blocks, linked = 0, set()
-    try:
-        while waiting:
-            fd = waiting.pop()
-            try:
-                for name in os.listdir(fd):
-                    # Commands go on meanwhile: a name may be gone, or closed to us.
-                    with contextlib.suppress(OSError):
-                        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                        if found.st_mode & 0o170000 == 0o040000:
-                            waiting.append(os.open(name, flags, dir_fd=fd))
-                        elif found.st_nlink > 1:
-                            if found.st_ino in linked:
-                                continue
-                            linked.add(found.st_ino)
-                        blocks += found.st_blocks
-            finally:
-                os.close(fd)
-    finally:
-        for fd in waiting:
-            os.close(fd)
-    return blocks * 512

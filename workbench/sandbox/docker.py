@@ -18,6 +18,7 @@ from workbench.sandbox.attach import AttachStream
 from workbench.sandbox.backend import OverlayMount, SandboxSpec, lost
 from workbench.sandbox.bootstrap import Program, supervisor, supervisor_arguments
 from workbench.sandbox.copies import Copies, upper_volume
+from workbench.sandbox.disk import LocalSpace, Space
 from workbench.sandbox.engine import Engine, EngineRefusedError
 from workbench.sandbox.targets import EGRESS_TARGET, bind_target, home_of, mount_options
 from workbench.sandbox.unix_stream import UnixStream
@@ -120,6 +121,11 @@ class DockerBackend:
         self._created = True
         self._stream = AttachStream(UnixStream(socket.socket(fileno=descriptor)))
         return self._stream
+
+    @property
+    def space(self) -> Space:
+        """In the engine, where it has copies; else on this machine."""
+        return self._copies or LocalSpace([mount.upper for mount in self._spec.mounts])
 
     async def read_out(self, *, whole: bool = False) -> None:
         """Read out the upper layer where the engine has a copy of its own. Raises SandboxError."""

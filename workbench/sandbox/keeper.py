@@ -182,8 +182,8 @@ class Keeper:
             self._group = group
             group.start_soon(self._receive, stream)
             group.start_soon(self._send, stream)
-            uppers, limit = [mount.upper for mount in self._spec.mounts], self._spec.limits.disk_bytes
-            group.start_soon(disk.watch, disk.DiskWatch(uppers, limit), self._busy, self._jobs)
+            watched = disk.DiskWatch(self._backend.space, self._spec.limits.disk_bytes)
+            group.start_soon(disk.watch, watched, self._busy, self._jobs)
             group.start_soon(self._read_out)
             self._rest(at_least=_COMING_SECONDS)
             await self._stop.wait()

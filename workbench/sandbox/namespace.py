@@ -27,6 +27,7 @@ from workbench.errors import OptionsError, SandboxError
 from workbench.sandbox import cgroups, namespace_root
 from workbench.sandbox.backend import SandboxSpec, lost
 from workbench.sandbox.bootstrap import Program, supervisor, supervisor_arguments
+from workbench.sandbox.disk import LocalSpace, Space
 from workbench.sandbox.targets import mount_options
 from workbench.sandbox.unix_stream import UnixStream
 
@@ -51,11 +52,16 @@ _MOUNT_SCRIPT = f"""\
 set -e
 name=$1 egress=$2 count=$3 number=0 groups=$4
 shift 4
-while [ "$groups" -gt 0 ]; do
-    echo 0 > "$1" || {{ echo "{_NOT_JOINED}" >&2; exit 1; }}
-    shift
-    groups=$((groups - 1))
-done
+join() {{
+    while [ "$groups" -gt 0 ]; do
+        echo $$ > "$1" || {{ echo "{_NOT_JOINED}" >&2; exit 1; }}
+        shift
+        groups=$((groups - 1))
+    done
+}}
+# The kernel takes longer to move a process than to mount, and needs nobody to wait for it meanwhile.
+join "$@" &
+shift "$groups"
 mount -n -t tmpfs -o mode=0755 "$name-run" /run
 mkdir /run/root
 while [ "$number" -lt "$count" ]; do
@@ -68,6 +74,7 @@ if [ -n "$egress" ]; then
     mkdir /run/egress
     mount -n --bind "$egress" /run/egress
 fi
+wait $! || exit 1
 exec "$@"
 """
 
@@ -208,6 +215,11 @@ class NamespaceBackend:
         if self._spec.limits.cpus and cgroups.PROCESSOR_TIME not in self._group.directories:
             report("the namespace backend can't limit processor time here, so --cpus isn't enforced")
         return stream
+
+    @property
+    def space(self) -> Space:
+        """On this machine."""
+        return LocalSpace([mount.upper for mount in self._spec.mounts])
 
     async def read_out(self, *, whole: bool = False) -> None:
         """Nothing: the sandbox writes the layers themselves."""
