@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import Bench, InPhases
+from tests.conftest import Cli
 from tests.sandbox.engine_relay import engine_relay
 from tests.sandbox.support import Inside, Layers, backend_of, left_of, running, spec
 from tests.trees import make_tree, snapshot
@@ -126,6 +127,32 @@ def test_whenever_a_keeper_is_killed_the_next_command_loses_nothing_and_leaves_n
             relay.until_quiet()
             assert bench.told() == wanted, step
             assert [left_of(name) for name in relay.names if left_of(name)] == [], step
+
+
+def test_whenever_who_starts_a_sandbox_is_killed_the_next_command_works_and_leaves_nothing(
+    cli: Cli, state: Path
+) -> None:
+    """A sandbox over our own files is started by whoever wants it, and then the keeper's."""
+    with engine_relay() as relay, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("DOCKER_HOST", relay.host)
+        # What works here is found out once.
+        cli.sh("echo kept > kept")
+        cli("stop")
+        relay.requests = []
+        cli.sh("true")
+        at_start = [step for step in relay.requests if "/start" in step or "/create" in step or "attach" in step]
+        assert len(at_start) >= 5
+        for step in at_start:
+            cli("stop")
+            relay.kill_at(step)
+            cli.sh("echo lost > lost", code=None)
+            assert relay.killed.is_set(), step
+            relay.until_quiet()
+            assert cli.sh("cat kept; rm -f lost").stdout == b"kept\n", step
+            # That of the next command is there, and no other.
+            assert sum(bool(left_of(name)) for name in relay.names) == 1, step
+        cli("stop")
+        assert [left_of(name) for name in relay.names if left_of(name)] == []
 
 
 def test_a_keeper_whose_overlay_was_removed_ends_and_leaves_nothing(bench: Bench, state: Path) -> None:
