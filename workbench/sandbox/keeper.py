@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,9 @@ _HELLO_SECONDS = 60.0
 _END_SECONDS = 15.0
 _COMING_SECONDS = 30.0
 """How long whoever started the sandbox may take to come."""
+
+_UNWATCHED_SECONDS = 0.2
+"""How long after its start nobody watches the real directory: to begin that takes what the first command would."""
 
 _KILL_GRACE_MS = 300
 _CHANGING = (frames.RUN, frames.WRITE, frames.EDIT, frames.FREEZE)
@@ -178,13 +181,14 @@ class Keeper:
             await self._unmount()
             raise
         ready()
-        async with self._watching(), anyio.create_task_group() as group:
+        async with anyio.create_task_group() as group:
             self._group = group
             group.start_soon(self._receive, stream)
             group.start_soon(self._send, stream)
             watched = disk.DiskWatch(self._backend.space, self._spec.limits.disk_bytes)
             group.start_soon(disk.watch, watched, self._busy, self._jobs)
             group.start_soon(self._read_out)
+            group.start_soon(self._watch)
             self._rest(at_least=_COMING_SECONDS)
             await self._stop.wait()
             await self._end_jobs()
@@ -198,9 +202,10 @@ class Keeper:
 
     # Starting
 
-    @contextlib.asynccontextmanager
-    async def _watching(self) -> AsyncIterator[None]:
+    async def _watch(self) -> None:
         """Have the real directory watched for as long as it is mounted."""
+        # The first command goes first; what changes meanwhile tells by its times.
+        await anyio.sleep(_UNWATCHED_SECONDS)
         command = [
             sys.executable,
             "-P",
@@ -213,7 +218,7 @@ class Keeper:
         ]
         watcher = await anyio.open_process(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None)
         try:
-            yield
+            await anyio.sleep_forever()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 watcher.kill()
