@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from workbench.transcripts.models import EditAction
@@ -53,11 +54,15 @@ _ONLY_READ = frozenset(("view", "read", "undo_edit"))
 
 def written_files(name: str, arguments: object) -> Iterator[tuple[str, EditAction, str | None]]:
     """Each file that a call writes: its path, what is done to it, and its new path where it is moved."""
+    tool = _tool(name)
+    writes = tool in _WRITERS or tool in _DELETERS
     if isinstance(arguments, str):
         if _PATCH in arguments:
             yield from _patched(_patch_in(arguments))
             return
-        arguments = _parsed(arguments) if arguments.startswith("{") else None
+        # An escape may spell any letter of a patch.
+        may_tell = arguments.startswith("{") and (writes or "\\u" in arguments)
+        arguments = _parsed(arguments) if may_tell else None
     given = mapping(arguments)
     patches = []
     for value in given.values():
@@ -66,12 +71,16 @@ def written_files(name: str, arguments: object) -> Iterator[tuple[str, EditActio
                 patches.append(text)
     if patches:
         yield from _patched("\n".join(patches))
-    elif path := named_file(given):
-        tool = name.rpartition("__")[2].rpartition(".")[2].lower()
+    elif writes and (path := named_file(given)):
         if tool in _DELETERS:
             yield path, "delete", None
-        elif tool in _WRITERS and given.get("command") not in _ONLY_READ:
+        elif given.get("command") not in _ONLY_READ:
             yield path, "add" if given.get("command") == "create" else "update", None
+
+
+@lru_cache(maxsize=256)
+def _tool(name: str) -> str:
+    return name.rpartition("__")[2].rpartition(".")[2].lower()
 
 
 def named_file(arguments: dict[str, Any]) -> str:

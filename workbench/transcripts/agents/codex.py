@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -209,15 +208,16 @@ class _Echoes:
     """A text that two streams of records carry counts once, whichever comes first."""
 
     def __init__(self) -> None:
-        self._open: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self._open: tuple[dict[str, int], dict[str, int]] = ({}, {})
 
     def is_new(self, text: str, stream: int) -> bool:
         """Whether the other stream hasn't told this text already."""
         key = text.strip()[:512]
-        if self._open[1 - stream][key] > 0:
-            self._open[1 - stream][key] -= 1
+        own, other = self._open[stream], self._open[1 - stream]
+        if waiting := other.get(key, 0):
+            other[key] = waiting - 1
             return False
-        self._open[stream][key] += 1
+        own[key] = own.get(key, 0) + 1
         return True
 
 
@@ -419,5 +419,6 @@ def _outcome(output: object) -> tuple[str, bool | None]:
         return text, code == 0
     if isinstance(fields.get("success"), bool):
         return text, fields["success"]
-    told = _EXIT.search(text[:512])
+    begins = text[:512]
+    told = _EXIT.search(begins) if "code" in begins else None  # which is quicker to tell
     return text, told is None or told[1] == "0"

@@ -43,9 +43,11 @@ class TokenCounts:
     ) -> None:
         """A `token_count`: what the total grew by; an unchanged one is a repeat, a smaller one a new count."""
         info = mapping(payload.get("info"))
-        total, last = _counts(info.get("total_token_usage")), _counts(info.get("last_token_usage"))
+        total = _counts(info.get("total_token_usage"))
         if total is None:
-            used = last
+            used = _counts(info.get("last_token_usage"))
+        elif not self.copied and total == self._total:
+            return
         else:
             if self.copied and self.copied[0] == total:
                 self.copied.pop(0)
