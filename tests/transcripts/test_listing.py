@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from contextlib import aclosing
@@ -357,6 +358,26 @@ def test_a_database_that_somebody_writes_is_read_and_nothing_is_left_beside_it(t
     path.write_bytes(b"not a database" * 100)
     with pytest.raises(OSError, match="not a database"):
         anyio.run(rows)
+
+
+@pytest.mark.parametrize("name", [b"col\xf7mn", b"c\x80\xfflumn"])
+def test_a_database_whose_names_are_no_text_can_t_be_read_and_that_is_a_value(tmp_path: Path, name: bytes) -> None:
+    import sqlite3
+
+    path = tmp_path / "s.db"
+    with sqlite3.connect(path) as writer:
+        writer.execute("CREATE TABLE messages(column)")
+        writer.execute("INSERT INTO messages VALUES (1)")
+        writer.commit()
+    writer.close()
+    path.write_bytes(path.read_bytes().replace(b"column", name[:6].ljust(6, b"x")))
+
+    async def rows(statement: str) -> list[tuple[object, ...]]:
+        return [row async for row in LocalPlatform().sqlite.rows(str(path), statement)]
+
+    for statement in ("PRAGMA table_info(messages)", "SELECT * FROM messages", "SELECT nothing FROM messages"):
+        with contextlib.suppress(OSError):
+            anyio.run(rows, statement)
 
 
 def test_registered_adapters_come_through_an_entry_point(

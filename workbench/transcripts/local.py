@@ -121,7 +121,7 @@ class _LocalSqlite:
                         yield row
             finally:
                 connection.close()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:  # a damaged one may name things in no text
             raise OSError(errno.EIO, str(error), path) from error
 
 
