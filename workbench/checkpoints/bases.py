@@ -43,11 +43,11 @@ def take_bases(
 ) -> dict[bytes, Base | None]:
     """What differs in the bases of an upper layer's paths, and of every lower path that it hides; None for those that go.
 
-    `changes` is what differs from `known` in the entries of `upper`, as of the scan just made, what stands in bytewise order. `epoch_ns` is the epoch of
-    the earliest mount since `known`, on the clock of the layers' filesystem; None where nothing was mounted (the lower is
-    then taken as it is), 0 where no new base can be known. Bases in `known` are carried over, or dropped where nothing of
-    the upper stands at or above their path any more. `again` are paths whose entry is as it was, and whose base has to be
-    looked at again.
+    `changes` is what differs from `known` in the entries of `upper`, as of the scan just made: of what stands, directories
+    before what is in them. `epoch_ns` is the epoch of the earliest mount since `known`, on the clock of the layers'
+    filesystem; None where nothing was mounted (the lower is then taken as it is), 0 where no new base can be known. Bases
+    in `known` are carried over, or dropped where nothing of the upper stands at or above their path any more. `again` are
+    paths whose entry is as it was, and whose base has to be looked at again.
 
     The content of a lower file goes into the sink where a file or symlink took its place, but not beyond
     `side_store.LIMIT` bytes. Raises OSError of the sink's and the upper's; what of the lower can't be read is unknown.
