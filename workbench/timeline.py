@@ -423,6 +423,11 @@ class Timeline:
 
 
 def _is_work(here: Mapping[bytes, Entry], there: Mapping[bytes, Entry]) -> bool:
+    for path, entry in there.items():
+        standing = here.get(path)
+        # The most usual difference is told at once: another content of what is kept on both sides.
+        if standing is not None and standing.blob != entry.blob and standing.blob and entry.blob:
+            return True
     plan = make_plan(here, there, keep_omitted=True)
     return bool(plan.delete or plan.create or plan.adjust or plan.touched)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_module
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 
@@ -39,15 +39,15 @@ def take_bases(
     sink: Sink,
     *,
     epoch_ns: int | None,
-    again: Iterable[bytes] = (),
+    again: Collection[bytes] = (),
 ) -> dict[bytes, Base | None]:
     """What differs in the bases of an upper layer's paths, and of every lower path that it hides; None for those that go.
 
-    `changes` is what differs from `known` in the entries of `upper`, as of the scan just made. `epoch_ns` is the epoch of
-    the earliest mount since `known`, on the clock of the layers' filesystem; None where nothing was mounted (the lower is
-    then taken as it is), 0 where no new base can be known. Bases in `known` are carried over, or dropped where nothing of
-    the upper stands at or above their path any more. `again` are paths whose entry is as it was, and whose base has to be
-    looked at again.
+    `changes` is what differs from `known` in the entries of `upper`, as of the scan just made: of what stands, directories
+    before what is in them. `epoch_ns` is the epoch of the earliest mount since `known`, on the clock of the layers'
+    filesystem; None where nothing was mounted (the lower is then taken as it is), 0 where no new base can be known. Bases
+    in `known` are carried over, or dropped where nothing of the upper stands at or above their path any more. `again` are
+    paths whose entry is as it was, and whose base has to be looked at again.
 
     The content of a lower file goes into the sink where a file or symlink took its place, but not beyond
     `side_store.LIMIT` bytes. Raises OSError of the sink's and the upper's; what of the lower can't be read is unknown.
@@ -114,14 +114,14 @@ class _Bases:
     def _mounts(self) -> frozenset[bytes]:
         return frozenset(self._lower.mount_points())
 
-    def run(self, again: Iterable[bytes]) -> dict[bytes, Base | None]:
-        for path in sorted({*self._changes, *again}):
+    def run(self, again: Collection[bytes]) -> dict[bytes, Base | None]:
+        for path in sorted({*self._changes, *again}) if again else self._changes:
             entry = self._entry(path)
             if entry is None:
                 continue
             if path not in self._bases:
                 self._bases[path] = self._of_entry(path, entry)
-            if self._hiding.at(path) and not self._was_hiding.at(path) and not self._hiding.above(path):
+            if self._is_directory(path) and self._hides_anew(path):
                 self._hide_below(path)
         found: dict[bytes, Base | None] = {
             path: base for path, base in self._bases.items() if base != self._known.base(path)
@@ -170,13 +170,21 @@ class _Bases:
                 return Base(path, Certainty.UNKNOWN if unknown else Certainty.ABSENT)
         return Base(path, Certainty.UNKNOWN)
 
+    def _hides_anew(self, path: bytes) -> bool:
+        """Whether a path hides what the lower has below it, which nothing did until now, and nothing above it does."""
+        return self._hiding.at(path) and not self._was_hiding.at(path) and not self._hiding.above(path)
+
+    def _is_directory(self, path: bytes) -> bool:
+        """Whether the lower is known to have had a directory at a path whose base was taken."""
+        base = self._bases[path]
+        return base.certainty is Certainty.KNOWN and base.kind is Kind.DIR
+
     def _hide_below(self, top: bytes) -> None:
         """Take the bases of all that the lower has below a path that is hidden from now on."""
         waiting = [top]
         while waiting:
             path = waiting.pop()
-            base = self._bases[path]
-            if base.certainty is not Certainty.KNOWN or base.kind is not Kind.DIR:
+            if not self._is_directory(path):
                 continue
             place, inode = self._place(path)
             if place is _Place.ABSENT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -87,7 +87,7 @@ class DiskLayer:
         sink: Sink,
         boot: str,
         scanned_ns: int,
-        again: Iterable[bytes],
+        again: Collection[bytes],
     ) -> Changed:
         bases = take_bases(entries, known, self.upper, self.lower, sink, epoch_ns=self.epoch_ns, again=again)
         return Changed(entries, bases, boot, scanned_ns)

@@ -1,7 +1,7 @@
-"""The manifest as a file: the blob `m` of a checkpoint's tree.
+"""The manifest as a file: whole in a journal, in parts in a checkpoint's tree (see `parts`).
 
 Fields end with a NUL, records have a fixed number of fields, and each record's first field begins with a newline, so that
-`git show REF:m | tr '\\0' ' '` shows a record a line (a path may hold a newline; readers count fields). First the header,
+`git show REF:m/0 | tr '\\0' ' '` shows a record a line (a path may hold a newline; readers count fields). First the header,
 then the entries, then the bases, each in bytewise order of path::
 
     workbench-manifest 1 2 1

@@ -84,6 +84,8 @@ class Difference:
 
 
 def _pairs(old: Mapping[bytes, T], new: Mapping[bytes, T]) -> list[tuple[T | None, T | None]]:
+    if not old:
+        return [(None, now) for now in new.values()]
     found: list[tuple[T | None, T | None]] = []
     for path, now in new.items():
         before = old.get(path)
@@ -254,7 +256,14 @@ def _number(path: bytes, parts: int) -> int:
 
 
 def _totals(manifest: Manifest) -> Totals:
-    return Totals().after(Difference.between(Manifest(), manifest))
+    entries = manifest.entries.values()
+    return Totals(
+        entries=len(manifest.entries),
+        bases=len(manifest.bases),
+        size=sum([entry.size for entry in entries]),
+        path_bytes=sum(map(len, manifest.entries)),
+        omitted=sum([1 for entry in entries if entry.omitted]),
+    )
 
 
 def _nowhere(oid: bytes, kind: int) -> bytes:
