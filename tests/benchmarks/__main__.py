@@ -29,9 +29,8 @@ from tests.benchmarks.transcripts import transcripts
 from tests.benchmarks.vfs import PEERS as VFS_PEERS
 from tests.benchmarks.vfs import vfs
 from tests.conftest import git_in
-from workbench import Command, Workspace
+from workbench import Workspace
 from workbench.sandbox import images
-from workbench.sandbox.client import KeeperClient
 
 
 def paired(ours: Callable[[], object], theirs: Callable[[], object], repeats: int = REPEATS) -> tuple[float, float]:
@@ -125,34 +124,10 @@ def open_session() -> Iterator[Row]:
 
 
 def inside() -> Iterator[Row]:
-    """Work in the sandbox, against the same outside."""
-    with scratch(5_000) as repository:
-        commands = {
-            "git status": ("git", "status", "--short"),
-            "ripgrep": ("rg", "-c", "value = 49"),
-            "compileall": ("python3", "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", "."),
-        }
-        copy = repository.parent / "copy"
-        run("cp", "-a", str(repository), str(copy))
+    """Work in the sandbox."""
+    from tests.benchmarks.inside import inside as measured
 
-        async def measure(argv: tuple[str, ...]) -> tuple[float, float]:
-            async with Workspace.open(repository) as workspace:
-                client = await KeeperClient.connect(workspace.overlay_path) or await workspace.sandbox()
-                ours, theirs = [], []
-                async with client:
-                    for _ in range(REPEATS):
-                        start = time.perf_counter()
-                        result = await client.run(Command(argv, output_limit=1024))
-                        ours.append((time.perf_counter() - start) * 1000)
-                        assert result.exit_code == 0, result
-                        start = time.perf_counter()
-                        run(*argv, cwd=copy)
-                        theirs.append((time.perf_counter() - start) * 1000)
-                return statistics.median(ours), statistics.median(theirs)
-
-        for name, argv in commands.items():
-            ours, theirs = anyio.run(measure, argv)
-            yield Row(f"{name}, 5,000 files, in the sandbox", ours, "the same outside", theirs)
+    return measured()
 
 
 def travel() -> Iterator[Row]:
