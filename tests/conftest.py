@@ -30,6 +30,9 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
+# Python keeps back what it writes into a pipe or a file, as it does by itself.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # Hypothesis has a profile of its own for CI; a loaded machine may be slow with either. Some environments are without it.
 with contextlib.suppress(ModuleNotFoundError):
     from hypothesis import HealthCheck, settings

@@ -52,11 +52,6 @@ BREAK = StubReply(calls=[StubCall("write_file", {"path": "sums.py", "content": "
 DONE = StubReply(text="I'm done.")
 
 
-def buffered() -> dict[str, str]:
-    """An environment in which Python keeps back what it writes into a pipe, as it does by itself."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-
-
 def told(output: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines()]
 
@@ -239,7 +234,7 @@ def test_what_nobody_reads_any_more_is_no_complaint(project: Path, state: Path) 
     reader, writer = os.pipe()
     os.close(reader)
     argv = [sys.executable, "-m", "workbench", "diff", "-w", str(project), "--schema"]
-    done = subprocess.run(argv, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, env=buffered(), check=False)
+    done = subprocess.run(argv, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
 
@@ -250,7 +245,7 @@ def test_where_nobody_reads_on_the_run_ends_and_says_nothing(project: Path, conf
         configured(stub)
         argv = [sys.executable, "-m", "workbench", "run", "-w", str(project), "--model", MODEL, "--json", *more, "Do."]
         reader, writer = os.pipe()
-        process = subprocess.Popen(argv, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, env=buffered())
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
         os.close(writer)
         wait_until(lambda: stub.requests, "a request")
         # What went on so far is there, though nothing has ended.

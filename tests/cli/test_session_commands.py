@@ -464,7 +464,7 @@ main()
 
 def test_a_deletion_that_is_killed_half_way_can_be_done_again(state: Path, root: Path) -> None:
     use(root, "other", ("f",))
-    killed = 0
+    killed = half_way = 0
     while True:
         talk(root, "s", "Hello", Turn(text="Hi"))
         directory = use(root, "s").parent.parent
@@ -474,9 +474,11 @@ def test_a_deletion_that_is_killed_half_way_can_be_done_again(state: Path, root:
             break
         assert done.returncode == -9, done
         killed += 1
-        assert listed().keys() == {"other", "s"}
-        ran("delete", "s", "--yes")
+        # Once all of it has gone, checkpoints are put together.
+        if "s" in listed():
+            half_way += 1
+            ran("delete", "s", "--yes")
         assert listed().keys() == {"other"}
         assert _of_session(directory, "s") == []
-    assert killed >= 2
+    assert half_way >= 2
     assert listed()["other"]["entries"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -301,6 +302,8 @@ async def to_its_end(
             raise
         except OSError as error:
             asked.cannot_write(1, error)
+            # The command's own exit code is still ours.
+            output.drop(sys.stdout)
     if not context.json or not asked.is_written(1):
         if not context.quiet:
             network.say_what_was_refused(allowed.events)

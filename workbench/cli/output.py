@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from workbench.cli import terminal
 from workbench.errors import CommitError, WorkbenchError
@@ -136,6 +136,13 @@ def write_json_text(text: str) -> None:
 
 def _takes_unicode() -> bool:
     return not sys.stdout.isatty() and sys.stdout.encoding.lower() == "utf-8"
+
+
+def drop(stream: TextIO) -> None:
+    """Let what is still to be written to a standard stream, and all that follows, go nowhere: Python would complain of it."""
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def write_patch(lines: Iterable[bytes]) -> None:

@@ -218,12 +218,10 @@ def _is_read() -> bool:
         try:
             stream.flush()
         except OSError as error:
+            from workbench.cli import output
+
             is_read = False
             if not isinstance(error, BrokenPipeError) and stream is sys.stdout:
-                from workbench.cli import output
-
                 output.say(f"standard output can't be written to: {error.strerror}")
-            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            os.dup2(null, stream.fileno())
-            os.close(null)
+            output.drop(stream)
     return is_read
